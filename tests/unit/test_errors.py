@@ -1,0 +1,121 @@
+"""Errors say what to do next, carry their facts, and survive the way between processes."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+
+import pytest
+
+from skep import errors
+from skep.errors import (
+    AppNotFound,
+    BadDuration,
+    BadName,
+    BadSetting,
+    BatchSealed,
+    BrokenPayload,
+    DurabilityTooLow,
+    EngineClosed,
+    EngineError,
+    EngineUnavailable,
+    ForkedEngine,
+    JobFailed,
+    LeaseLost,
+    NewerVersion,
+    OutcomeUnknown,
+    PayloadTooLarge,
+    QueueFull,
+    ResultNotKept,
+    SchemaTooNew,
+    SkepError,
+    StorageBroken,
+    StorageFull,
+    UnknownBatch,
+    UnknownEngine,
+    UnknownTask,
+    UnsafeStorage,
+)
+
+# One of each: the error, words of advice in its message, and its facts.
+EXAMPLES: list[tuple[SkepError, str, dict[str, object]]] = [
+    (SkepError("anything"), "anything", {}),
+    (BadSetting("no"), "no", {}),
+    (BadDuration("soon"), 'write "90s"', {"value": "soon"}),
+    (BadName("queue", "a b", "letters only"), "'a b' cannot be a queue: letters only", {"name": "a b"}),
+    (AppNotFound("mail:app", "there is no module 'mail'"), "there is no module", {"path": "mail:app"}),
+    (UnknownTask("mail.send"), "does the worker import its module?", {"name": "mail.send"}),
+    (BrokenPayload("not JSON"), "not JSON", {}),
+    (PayloadTooLarge("the size", 2000, 1000), "pass a reference", {"size": 2000, "limit": 1000}),
+    (NewerVersion(2, 1), "upgrade the worker, then replay the job", {"version": 2, "known": 1}),
+    (LeaseLost("a", 7), "that run decides", {"job_id": "a", "fence": 7}),
+    (QueueFull("mail", 10), "raise its cap", {"queue": "mail", "limit": 10}),
+    (UnknownBatch("b"), "never opened", {"batch": "b"}),
+    (BatchSealed("b"), "by emitting", {"batch": "b"}),
+    (EngineError("no"), "no", {}),
+    (UnknownEngine("x://", ["memory://", "sqlite://"]), "one of memory://, sqlite://", {"url": "x://"}),
+    (EngineUnavailable("no answer"), "no answer", {}),
+    (OutcomeUnknown("the answer was lost"), "the answer was lost", {}),
+    (EngineClosed(), "call open() first", {}),
+    (ForkedEngine(1, 2), "open a new engine after the fork", {"opened_by": 1, "used_by": 2}),
+    (StorageFull("jobs.db"), "free some space", {"where": "jobs.db"}),
+    (StorageBroken("I/O error"), "I/O error", {}),
+    (UnsafeStorage("nfs"), "nfs", {}),
+    (SchemaTooNew(9, 3), "upgrade skep", {"found": 9, "known": 3}),
+    (JobFailed("a", "dead", "failed", "ValueError: boom"), "ValueError: boom", {"state": "dead"}),
+    (JobFailed("a", "cancelled", "cancelled", None), "ended as cancelled", {"error": None}),
+    (ResultNotKept("a"), 'result_ttl="1h"', {"job_id": "a"}),
+    (DurabilityTooLow("process", "power", "sync"), "sync", {"found": "process", "floor": "power"}),
+]
+
+every_error = pytest.mark.parametrize(
+    ("error", "advice", "facts"), EXAMPLES, ids=[type(error).__name__ for error, _, _ in EXAMPLES]
+)
+
+
+def test_every_error_has_an_example_here() -> None:
+    ours = {kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Exception)}
+    assert ours == {type(error) for error, _, _ in EXAMPLES}
+
+
+@every_error
+def test_an_error_says_what_to_do_and_carries_its_facts(
+    error: SkepError, advice: str, facts: dict[str, object]
+) -> None:
+    assert isinstance(error, SkepError)
+    assert advice in str(error)
+    assert {name: getattr(error, name) for name in facts} == facts
+
+
+@every_error
+def test_an_error_survives_a_process_pool_and_a_copy(
+    error: SkepError, advice: str, facts: dict[str, object]
+) -> None:
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+        assert vars(again) == vars(error)
+
+
+@pytest.mark.parametrize(
+    ("narrow", "wide"),
+    [
+        (BadSetting, ValueError),
+        (BadDuration, BadSetting),
+        (BadName, BadSetting),
+        (PayloadTooLarge, BrokenPayload),
+        (NewerVersion, BrokenPayload),
+        (UnknownEngine, ValueError),
+        (OutcomeUnknown, EngineError),
+        (EngineUnavailable, EngineError),
+    ],
+)
+def test_an_error_is_caught_by_its_wider_name(narrow: type[Exception], wide: type[Exception]) -> None:
+    assert issubclass(narrow, wide)
+
+
+@pytest.mark.parametrize("error", [BadDuration("9" * 100_000), BadName("queue", "x" * 100_000, "too long")])
+def test_a_strangers_value_is_cut_in_the_message(error: SkepError) -> None:
+    assert len(str(error)) < 300
+    assert "..." in str(error)
