@@ -1,0 +1,292 @@
+"""The JSON envelope: a job as bytes that any language can write.
+
+`encode` and `decode` are the only two doors.  Both check limits, and decoding checks them before a
+parser sees the bytes, because a parser may crash on what is deep enough.  See docs/wire-format.md.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import MAXYEAR, MINYEAR, datetime
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+from msgspec.structs import FieldInfo, fields, replace
+
+from skep.duration import LONGEST_MS
+from skep.errors import BadName, BadSetting, BrokenPayload, NewerVersion, PayloadTooLarge
+from skep.job import Job
+from skep.strategy import MOST_TIMES, Repeat, RepeatBy, Strategy
+
+VERSION = 1
+HARD_LIMIT = 16 * 2**20
+
+
+class Limits(Struct, frozen=True):
+    """How much a payload may ask of a worker."""
+
+    size: int = 256 * 2**10
+    depth: int = 64
+    keys: int = 10_000
+    digits: int = 4_300
+
+
+LIMITS = Limits()
+
+PRIORITIES = range(-100, 101)
+QUEUE_NAME = re.compile(r"[A-Za-z0-9_:-]{1,128}")
+TASK_NAME = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]{1,200}")
+JOB_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_FREE_TEXT_MAX = 512
+_REASON_MAX = 500
+
+_FIELDS = frozenset(field.encode_name for field in fields(Job)) - {"unknown"} | {"v"}
+# Possessive, and content with a string that never ends: so each byte is looked at once.  With
+# backtracking, 120 KB of escaped quotes took 48 s (test_a_scan_never_goes_back).
+_MARK = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{}:]|\d++', re.DOTALL)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+# What `check` asks of the fields beyond their types, in the words of JSON Schema.
+_BOUNDS: dict[str, dict[str, str | int]] = {
+    "id": {"pattern": f"^{JOB_ID.pattern}$"},
+    "task": {"pattern": f"^{TASK_NAME.pattern}$"},
+    "queue": {"pattern": f"^{QUEUE_NAME.pattern}$"},
+    "priority": {"minimum": PRIORITIES[0], "maximum": PRIORITIES[-1]},
+    "member": {"minimum": 0, "maximum": MOST_TIMES},
+    "max_crashes": {"minimum": 1, "maximum": MOST_TIMES},
+    **{name: {"minLength": 1, "maxLength": _FREE_TEXT_MAX} for name in ("unique", "key", "batch")},
+}
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Job)
+_loose_decoder = msgspec.json.Decoder(dict[str, Raw])
+_any_decoder = msgspec.json.Decoder()
+_good_names: set[tuple[str, str]] = set()
+
+
+def encode(job: Job, limits: Limits = LIMITS) -> bytes:
+    """The job as JSON, within the limits of `decode`.  Raises `BadSetting` or `BrokenPayload`."""
+    check(job)
+    try:
+        body = _encoder.encode(job) if not job.unknown else _encode_with_unknown(job)
+    except UnicodeEncodeError as error:
+        raise BadSetting(f"job {job.id}: a lone surrogate cannot be stored: {error}") from error
+    check_limits(body, limits)
+    return body
+
+
+def decode(body: bytes, limits: Limits = LIMITS) -> Job:
+    """The job in `body`.  Whatever is wrong with the bytes, the error is a `BrokenPayload`.
+
+    Fields that this version does not know are kept in `unknown` and written back by `encode`.
+    """
+    check_limits(body, limits)
+    try:
+        job = _decoder.decode(body)
+    except msgspec.ValidationError as error:
+        job = _decode_with_unknown(body, error)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _broken("not JSON", error) from error
+    if job.unknown:  # a field of that name on the wire is not ours either
+        job = _decode_with_unknown(body, msgspec.ValidationError("unknown"))
+    try:
+        check(job)
+    except BadSetting as error:
+        raise _broken("not a job", error) from error
+    return job
+
+
+def decode_args(value: Raw | bytes) -> Any:
+    """The arguments of a job as plain JSON values, for those who look without knowing the task."""
+    try:
+        return _any_decoder.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _broken("the arguments are not JSON", error) from error
+
+
+def check_limits(body: bytes, limits: Limits = LIMITS) -> None:
+    """Refuse what is too much, by a scan that costs less than a microsecond for ordinary payloads.
+
+    A body with fewer brackets than the allowed depth cannot be too deep, and so on: only
+    the unusual ones are looked at token by token.
+    """
+    size = min(limits.size, HARD_LIMIT)
+    if len(body) > size:
+        raise PayloadTooLarge("the size of the job in bytes", len(body), size)
+    if (
+        body.count(b"[") + body.count(b"{") > limits.depth
+        or body.count(b":") > limits.keys
+        or (len(body) > limits.digits and re.search(rb"(?<!\d)\d{%d}" % (limits.digits + 1), body))
+    ):
+        _scan(body, limits)
+    try:
+        str(body, "utf-8")
+    except UnicodeDecodeError as error:
+        raise _broken("not UTF-8", error) from error
+    if _SURROGATE.search(body):
+        decode_args(body)  # when encoding, nobody else looks into the arguments
+
+
+def check(job: Job) -> None:
+    """Refuse a job that no engine should hold.
+
+    Names go into keys, subjects and shells of many kinds, so their letters are limited.
+    """
+    names = (job.queue, job.task)
+    if names not in _good_names:
+        _match_queue(job.queue)
+        _match(TASK_NAME, "task", job.task, "1 to 200 characters, no white space, no control characters")
+        if len(_good_names) < 10_000:
+            _good_names.add(names)
+    _match(JOB_ID, "job id", job.id, "1 to 128 visible ASCII characters, without spaces")
+    for what, text in (("unique key", job.unique), ("key", job.key), ("batch id", job.batch)):
+        if text is not None and (not text or len(text) > _FREE_TEXT_MAX or "\0" in text):
+            raise BadName(what, text, f"1 to {_FREE_TEXT_MAX} characters, none of them NUL")
+    if bytes(job.args)[:1] != b"[" or bytes(job.kwargs)[:1] != b"{":
+        raise BadSetting(f"job {job.id}: args must be a JSON array, and kwargs a JSON object")
+    _check_numbers(job)
+    for moment in (job.due_at, job.expires_at):
+        if moment is not None:
+            _check_moment(job, moment)
+    for strategy in (job.on_success, job.on_error, job.on_timeout):
+        if strategy is not None:
+            _check_strategy(job, strategy)
+
+
+def _check_numbers(job: Job) -> None:
+    if job.priority not in PRIORITIES:
+        raise BadName("priority", job.priority, "from -100 to 100, the higher first")
+    if not (0 <= job.member <= MOST_TIMES and 1 <= job.max_crashes <= MOST_TIMES):
+        raise BadSetting(
+            f"job {job.id}: member cannot be negative, nor max_crashes below 1, "
+            f"nor either of them above {MOST_TIMES:,}"
+        )
+    if not (
+        0 <= job.delay_ms <= LONGEST_MS
+        and 0 <= (job.expires_in_ms or 0) <= LONGEST_MS
+        and 0 <= (job.timeout_ms or 0) <= LONGEST_MS
+        and 0 <= (job.result_ttl_ms or 0) <= LONGEST_MS
+    ):
+        raise BadSetting(
+            f"job {job.id}: delay_ms, expires_in_ms, timeout_ms and result_ttl_ms are milliseconds, "
+            f"from 0 to 100 years"
+        )
+
+
+def _check_moment(job: Job, moment: datetime) -> None:
+    if moment.tzinfo is None:
+        raise BadSetting(f"job {job.id}: {moment} has no time zone: give an aware datetime")
+    if not MINYEAR < moment.year < MAXYEAR:  # so that it exists in every time zone
+        raise BadSetting(f"job {job.id}: {moment} is too far away")
+
+
+def _check_strategy(job: Job, strategy: Strategy) -> None:
+    if isinstance(strategy, RepeatBy):
+        raise BadSetting(f"job {job.id}: a delay that is a function belongs to a task, not to a job")
+    if isinstance(strategy, Repeat) and strategy.queue is not None:
+        _match_queue(strategy.queue)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of the envelope, generated from the types and from what `check` adds to them."""
+    listed = [field for field in fields(Job) if field.name not in ("args", "kwargs", "unknown")]
+    shape = msgspec.defstruct(
+        "Job",
+        [
+            (f.name, f.type) if f.required else (f.name, f.type, msgspec.field(default=_default(f)))
+            for f in listed
+        ],
+        kw_only=True,
+        tag=VERSION,
+        tag_field="v",
+    )
+    described = msgspec.json.schema(shape)
+    definition = described["$defs"]["Job"]
+    definition["required"] = ["id", "task"]
+    definition["additionalProperties"] = True
+    definition["properties"] |= {
+        "args": {"type": "array", "default": []},
+        "kwargs": {"type": "object", "default": {}},
+    }
+    for name, bounds in _BOUNDS.items():
+        definition["properties"][name] |= bounds
+    for part in described["$defs"].values():
+        if "description" in part:  # a docstring: without its line breaks and indentation
+            part["description"] = " ".join(part["description"].split())
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A skep job", **described}
+
+
+def _default(field: FieldInfo) -> Any:
+    return field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+
+
+def _match_queue(name: str) -> None:
+    _match(QUEUE_NAME, "queue", name, "letters, digits, '_', '-' and ':', at most 128 of them")
+
+
+def _match(pattern: re.Pattern[str], what: str, name: str, rule: str) -> None:
+    if not pattern.fullmatch(name):
+        raise BadName(what, name, rule)
+
+
+def _broken(what: str, error: Exception) -> BrokenPayload:
+    """The reason, cut: a parser's message may quote the payload, and a payload is a stranger's."""
+    return BrokenPayload(f"{what}: {error}"[:_REASON_MAX])
+
+
+def _scan(body: bytes, limits: Limits) -> None:
+    depth = keys = 0
+    for mark in _MARK.finditer(body):
+        first = body[mark.start()]
+        if first in b"[{":
+            depth += 1
+            if depth > limits.depth:
+                raise PayloadTooLarge("the depth of the job", depth, limits.depth)
+        elif first in b"]}":
+            depth -= 1
+        elif first == ord(":"):
+            keys += 1
+            if keys > limits.keys:
+                raise PayloadTooLarge("the number of keys in the job", keys, limits.keys)
+        elif first != ord('"') and mark.end() - mark.start() > limits.digits:
+            raise PayloadTooLarge(
+                "the number of digits of an integer", mark.end() - mark.start(), limits.digits
+            )
+
+
+def _encode_with_unknown(job: Job) -> bytes:
+    clash = job.unknown.keys() & _FIELDS
+    if clash:
+        raise BadSetting(f"job {job.id}: {', '.join(sorted(clash))} cannot be among the unknown fields")
+    known: dict[str, Any] = _loose_decoder.decode(_encoder.encode(replace(job, unknown={})))
+    return _encoder.encode({**job.unknown, **known})
+
+
+def _decode_with_unknown(body: bytes, error: msgspec.ValidationError) -> Job:
+    """The slow path: set the fields that we do not know aside, and look at the rest again."""
+    try:
+        every = _loose_decoder.decode(body)
+    except msgspec.MsgspecError as not_an_object:
+        raise _broken("not a job", not_an_object) from not_an_object
+    unknown = {name: value for name, value in every.items() if name not in _FIELDS}
+    if "v" in every:
+        _check_version(every["v"])
+    if not unknown:
+        raise _broken("not a job", error) from error
+    try:
+        job = _decoder.decode(
+            _encoder.encode({name: raw for name, raw in every.items() if name not in unknown})
+        )
+    except msgspec.MsgspecError as still_wrong:
+        raise _broken("not a job", still_wrong) from still_wrong
+    return replace(job, unknown={name: raw.copy() for name, raw in unknown.items()})
+
+
+def _check_version(raw: Raw) -> None:
+    """A newer format may have changed any field, so its version is the first thing to tell."""
+    version = decode_args(raw)
+    if not isinstance(version, int) or version < 1:
+        raise BrokenPayload("not a job: its version must be a whole number, from 1")
+    if version > VERSION:
+        raise NewerVersion(version, VERSION)
