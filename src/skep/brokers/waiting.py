@@ -1,0 +1,65 @@
+"""Wake-ups inside one process, across threads and event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+
+class Waiters:
+    """Who waits for which queues.
+
+    A change that happens between a look and the wait that follows it is not missed: `wait` returns
+    at once when anything has been woken since the last `looked`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[Callable[[], None], frozenset[str]] = {}
+        self._changed: set[str | None] = set()
+
+    def looked(self) -> None:
+        """Whoever calls this has seen everything up to now."""
+        if self._changed:
+            with self._lock:
+                self._changed.clear()
+
+    def wake(self, queue: str | None = None) -> None:
+        """Something may have changed in this queue, or (None) in any."""
+        if not self._waiting and queue in self._changed:
+            return
+        with self._lock:
+            self._changed.add(queue)
+            woken = [wake for wake, queues in self._waiting.items() if queue is None or queue in queues]
+        for wake in woken:
+            wake()
+
+    async def wait(self, queues: Sequence[str], timeout: float) -> bool:
+        with self.waiting(queues) as event:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await event.wait()
+            return event.is_set()
+
+    @contextlib.contextmanager
+    def waiting(self, queues: Sequence[str]) -> Iterator[asyncio.Event]:
+        """An event of the running loop that is set when one of these queues changes, or has already."""
+        loop = asyncio.get_running_loop()
+        event = asyncio.Event()
+        wanted = frozenset(queues)
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # that loop has been closed: nobody waits there any more
+                loop.call_soon_threadsafe(event.set)
+
+        with self._lock:
+            if None in self._changed or not wanted.isdisjoint(self._changed):
+                event.set()
+            self._waiting[wake] = wanted
+        try:
+            yield event
+        finally:
+            with self._lock:
+                self._waiting.pop(wake, None)

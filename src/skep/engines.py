@@ -1,0 +1,56 @@
+"""From a URL to an engine.  Only the engine that is asked for is imported."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+from typing import Protocol, cast
+
+from skep.address import Address, masked
+from skep.broker import Durability, Engine
+from skep.clock import Clock
+from skep.errors import DurabilityTooLow, UnknownEngine
+
+GROUP = "skep.engines"  # the entry points by which other packages offer engines
+
+_OWN = {"memory": "skep.brokers.memory:from_url", "sqlite": "skep.brokers.sqlite:from_url"}
+
+_ADVICE = {
+    Durability.PROCESS: "choose an engine that outlives the process, such as sqlite:///jobs.db",
+    Durability.POWER: "let the engine sync each commit (SQLite: synchronous=full, and not on tmpfs)",
+    Durability.NODE: "choose an engine with a synchronous copy on another machine",
+}
+
+
+class MakeEngine(Protocol):
+    def __call__(self, address: Address, clock: Clock | None) -> Engine: ...
+
+
+def make_engine(url: str, *, clock: Clock | None = None) -> Engine:
+    """The engine that `url` names, not yet opened; `UnknownEngine` or `BadSetting` if there is none."""
+    address = Address(url)
+    offered = {point.name: point.value for point in entry_points(group=GROUP)}
+    target = _OWN.get(address.scheme) or offered.get(address.scheme)
+    if target is None:
+        raise UnknownEngine(masked(url), sorted(f"{scheme}://" for scheme in {*_OWN, *offered}))
+    module, _, name = target.partition(":")
+    make = cast("MakeEngine", getattr(importlib.import_module(module), name))
+    return make(address, clock)
+
+
+async def open_engine(url: str, *, clock: Clock | None = None, floor: Durability | None = None) -> Engine:
+    """`make_engine`, opened, and refused if it keeps less than `floor` asks for."""
+    engine = make_engine(url, clock=clock)
+    await engine.open()
+    try:
+        require(engine, floor)
+    except DurabilityTooLow:
+        await engine.close()
+        raise
+    return engine
+
+
+def require(engine: Engine, floor: Durability | None) -> None:
+    """`DurabilityTooLow` if the engine keeps less than `floor` asks for."""
+    if floor is not None and engine.durability < floor:
+        raise DurabilityTooLow(engine.durability.name.lower(), floor.name.lower(), _ADVICE[floor])

@@ -1,0 +1,226 @@
+"""What importing skep costs, and in which direction its modules know one another."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "src" / "skep"
+
+# From the bottom: a module imports only from lines above its own.  What is not here stands on top.
+LAYERS = [
+    ["skep.errors"],
+    ["skep.address", "skep.clock", "skep.duration"],
+    ["skep.strategy"],
+    ["skep.job"],
+    ["skep.batch", "skep.life", "skep.policy", "skep.schedule", "skep.wire"],
+    ["skep.broker"],
+    ["skep.brokers"],
+]
+VALUES = [module for layer in LAYERS[:-1] for module in layer]
+INPUT_AND_OUTPUT = [
+    "asyncio",
+    "concurrent.futures",
+    "io",
+    "multiprocessing",
+    "pathlib",
+    "socket",
+    "threading",
+]
+ENGINES = ["memory", "nats", "postgres", "redis", "sqlite"]
+
+# Slow to import, or of no use to somebody who only wants to enqueue.
+HEAVY = [
+    "asyncpg",
+    "click",
+    "grpc",
+    "hiredis",
+    "hypothesis",
+    "nats",
+    "pytest",
+    "redis",
+    "rich",
+    "sqlite3",
+    "starlette",
+    "uvloop",
+]
+
+LOOK = """
+import json, sys
+opened = []
+sys.addaudithook(lambda event, args: opened.append(event) if event.startswith("socket.") else None)
+for name in sys.argv[1:]:
+    __import__(name)
+print(json.dumps({"modules": sorted(sys.modules), "opened": opened}))
+"""
+
+
+def imported_by(*names: str) -> tuple[list[str], list[str]]:
+    """The modules that a fresh interpreter has after importing these, and what it did with sockets."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", LOOK, *names], capture_output=True, text=True, check=True
+    )
+    seen = json.loads(done.stdout)
+    return seen["modules"], seen["opened"]
+
+
+def heavy_among(modules: Iterable[str], heavy: Iterable[str]) -> list[str]:
+    return [module for module in modules if module.split(".")[0] in heavy]
+
+
+def test_importing_skep_opens_no_socket_and_imports_no_engine_and_nothing_heavy() -> None:
+    modules, opened = imported_by("skep")
+    assert opened == []
+    assert heavy_among(modules, HEAVY) == []
+    assert not [name for name in modules if name.startswith(("skep.brokers.", "skep.testing"))]
+
+
+def test_one_engine_does_not_import_another() -> None:
+    modules, _ = imported_by("skep.brokers.memory")
+    assert heavy_among(modules, HEAVY) == []
+    assert not [name for name in modules if name.startswith(("skep.brokers.sqlite", "skep.testing"))]
+
+
+def test_a_socket_would_have_been_seen() -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        imported_by("no_such_module")
+    look = LOOK.replace("__import__(name)", "__import__('socket').socket().close()")
+    done = subprocess.run([sys.executable, "-c", look, "x"], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["opened"]
+
+
+# --- who imports whom --------------------------------------------------------------------
+
+
+def module_name(path: Path) -> str:
+    parts = ["skep", *path.relative_to(PACKAGE).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+SOURCES = {module_name(path): path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    return graph_of(SOURCES)
+
+
+def imports_of(source: str, modules: Iterable[str]) -> set[str]:
+    """The modules among these that the source imports anywhere: in functions and for types as well."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                found |= {each.name for each in names}
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                for each in names:
+                    inner = f"{module}.{each.name}"
+                    found.add(inner if inner in modules else module)
+            case ast.ImportFrom():
+                raise AssertionError("relative imports are not understood here: write the whole name")
+    return found & set(modules)
+
+
+def graph_of(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    return {name: imports_of(source, sources) for name, source in sources.items()}
+
+
+def find_cycle(graph: Mapping[str, set[str]]) -> list[str]:
+    """The modules on one cycle, or none."""
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in done:
+            return []
+        for other in sorted(graph[module]):
+            if cycle := visit(other, [*path, module]):
+                return cycle
+        done.add(module)
+        return []
+
+    return next((cycle for module in sorted(graph) if (cycle := visit(module, []))), [])
+
+
+def layer_of(module: str) -> int | None:
+    for number, layer in enumerate(LAYERS):
+        if any(module == name or module.startswith(f"{name}.") for name in layer):
+            return number
+    return None
+
+
+def family_of(module: str) -> str | None:
+    """The engine that a module of brokers/ belongs to; None if it is shared by all."""
+    name = module.removeprefix("skep.brokers.")
+    return next((engine for engine in ENGINES if name == engine or name.startswith(f"{engine}_")), None)
+
+
+def test_there_is_no_import_cycle_of_any_kind(graph: dict[str, set[str]]) -> None:
+    assert find_cycle(graph) == []
+
+
+def test_the_layers_point_one_way(graph: dict[str, set[str]]) -> None:
+    for module, imports in graph.items():
+        below = layer_of(module)
+        if below is None:
+            continue
+        for other in imports:
+            layer = layer_of(other)
+            assert layer is not None, f"{module} imports {other}, which stands above it"
+            assert layer < below or module.startswith("skep.brokers."), f"{module} imports {other}"
+
+
+def test_every_layer_has_its_modules() -> None:
+    assert not [name for layer in LAYERS for name in layer if name not in SOURCES]
+
+
+@pytest.mark.parametrize("module", VALUES)
+def test_values_and_decisions_do_no_input_or_output(module: str) -> None:
+    assert imports_of(SOURCES[module], [*HEAVY, *INPUT_AND_OUTPUT]) == set()
+
+
+def test_engines_never_import_one_another(graph: dict[str, set[str]]) -> None:
+    for module, imports in graph.items():
+        if module.startswith("skep.brokers."):
+            for other in imports:
+                if other.startswith("skep.brokers."):
+                    assert family_of(other) in (None, family_of(module)), f"{module} imports {other}"
+
+
+def test_only_the_test_kit_imports_the_test_kit(graph: dict[str, set[str]]) -> None:
+    for module, imports in graph.items():
+        if not module.startswith("skep.testing"):
+            assert not [other for other in imports if other.startswith("skep.testing")], module
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        {"a": "import b", "b": "import a"},
+        {"a": "import b", "b": "def f():\n    import a"},
+        {"a": "from b import x", "b": "from c import x", "c": "if TYPE_CHECKING:\n    from a import X"},
+        {"p": "from p.a import x", "p.a": "from p import x"},
+        {"p": "", "p.a": "from p import b", "p.b": "from p import a"},
+        {"a": "class C:\n    def f(self):\n        from a import C"},
+    ],
+)
+def test_each_of_these_cycles_would_be_found(sources: dict[str, str]) -> None:
+    assert find_cycle(graph_of(sources))
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        {"a": "", "b": "import a", "c": "import a, b"},
+        {"p": "from p.a import x", "p.a": "from p.b import x", "p.b": "import json"},
+    ],
+)
+def test_these_are_no_cycles(sources: dict[str, str]) -> None:
+    assert not find_cycle(graph_of(sources))
