@@ -1,0 +1,340 @@
+"""One SQLite file: connections, transactions, settings and migrations, and nothing about jobs.
+
+Writes run in the event loop itself: a commit costs a tenth of a millisecond where a hop to a thread
+costs as much again, and bundles make commits few.  Only when somebody else is writing, or the disk
+turns out to be slow, does a write go to a thread and wait there, so that the loop never does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from skep.broker import Durability
+from skep.brokers.mounts import file_system_of
+from skep.brokers.statements import load_migrations
+from skep.errors import (
+    BadSetting,
+    EngineClosed,
+    EngineError,
+    EngineUnavailable,
+    ForkedEngine,
+    SchemaTooNew,
+    SkepError,
+    StorageBroken,
+    StorageFull,
+    UnsafeStorage,
+)
+
+T = TypeVar("T")
+
+OLDEST_SQLITE = (3, 35, 0)  # RETURNING
+SLOW_COMMIT = 0.005  # seconds: beyond this the loop would be felt to stand still
+NETWORK = ("nfs", "cifs", "smb", "9p", "fuse", "afs", "ceph", "gluster", "lustre", "vboxsf", "prl_fs")
+VOLATILE = ("tmpfs", "ramfs")
+LEVELS = {"normal": Durability.PROCESS, "full": Durability.POWER, "extra": Durability.POWER}
+_SYNCHRONOUS = {"normal": 1, "full": 2, "extra": 3}
+
+
+class SQLiteFile:
+    """Transactions on one database file, for any number of threads, loops and processes."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, synchronous: str, patience: float, unsafe: bool
+    ) -> None:
+        if synchronous not in LEVELS:
+            raise BadSetting(f"synchronous={synchronous!r}: choose one of {', '.join(LEVELS)}")
+        self.path = Path(path).absolute()
+        self.durability = LEVELS[synchronous]
+        self._synchronous = synchronous
+        self._patience = patience
+        self._unsafe = unsafe
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._writer: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._write_thread: ThreadPoolExecutor | None = None
+        self._read_thread: ThreadPoolExecutor | None = None
+        self._commit_time = 0.0
+        self._broken: str | None = None
+        self._seen_version = -1
+
+    # --- open and close ------------------------------------------------------------------
+
+    def open(self) -> None:
+        if self._writer is not None:
+            self._check_usable()
+            return
+        self._check_place()
+        try:
+            self._writer = self._connect()
+            self._migrate(self._writer)
+            self._reader = self._connect()
+            self._reader.execute("PRAGMA query_only = on")
+        except sqlite3.Error as error:
+            self._let_go()
+            raise self._explain(error) from error
+        except SkepError:
+            self._let_go()
+            raise
+        self._write_thread = ThreadPoolExecutor(1, "skep-sqlite-write")
+        self._read_thread = ThreadPoolExecutor(1, "skep-sqlite-read")
+        self._pid = os.getpid()
+
+    def close(self) -> None:
+        for thread in (self._write_thread, self._read_thread):
+            if thread is not None:
+                thread.shutdown(wait=True)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        with self._lock:
+            for connection in (self._writer, self._reader):
+                if connection is not None and self._pid in (0, os.getpid()):
+                    connection.close()
+            self._writer = self._reader = None
+            self._write_thread = self._read_thread = None
+            self._pid = 0
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self.path,
+            timeout=self._patience,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=256,
+        )
+        (mode,) = self._patiently(lambda: connection.execute("PRAGMA journal_mode = wal").fetchone())
+        if mode != "wal":
+            connection.close()
+            raise UnsafeStorage(
+                f"{self.path} cannot use a write-ahead log (it answered {mode!r}): use a local disk"
+            )
+        connection.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[self._synchronous]}")
+        connection.execute("PRAGMA busy_timeout = 0")  # waiting is done by us, outside the loop
+        connection.execute("PRAGMA cache_size = -16000")
+        connection.execute("PRAGMA temp_store = memory")
+        connection.execute("PRAGMA wal_autocheckpoint = 4000")
+        connection.execute("PRAGMA journal_size_limit = 67108864")
+        (level,) = connection.execute("PRAGMA synchronous").fetchone()
+        if level != _SYNCHRONOUS[self._synchronous]:
+            connection.close()
+            raise UnsafeStorage(f"{self.path} did not accept synchronous={self._synchronous}")
+        return connection
+
+    def _check_place(self) -> None:
+        if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+            needed = ".".join(map(str, OLDEST_SQLITE))
+            raise EngineError(f"SQLite {sqlite3.sqlite_version} is too old: skep needs {needed} or newer")
+        folder = self.path.parent
+        if not folder.is_dir():
+            raise EngineUnavailable(f"there is no folder {folder}: make it, or give another path")
+        kind = file_system_of(folder)
+        if kind.startswith(NETWORK) and not self._unsafe:
+            raise UnsafeStorage(
+                f"{folder} is on a {kind} file system, whose locks SQLite cannot trust: use a local disk, or "
+                f"say unsafe=1 if only one process will ever open it"
+            )
+        if kind in VOLATILE:  # it survives the process, not the power
+            self.durability = min(self.durability, Durability.PROCESS)
+
+    def _migrate(self, connection: sqlite3.Connection) -> None:
+        migrations = load_migrations("sqlite")
+        newest = migrations[-1][0]
+        (found,) = connection.execute("PRAGMA user_version").fetchone()
+        if found == newest:
+            return
+        self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+        try:
+            (found,) = connection.execute(
+                "PRAGMA user_version"
+            ).fetchone()  # another process may have been faster
+            if found > newest:
+                raise SchemaTooNew(found, newest)
+            for number, _, script in migrations:
+                if number > found:
+                    for statement in _statements_of(script):
+                        connection.execute(statement)
+                    connection.execute(f"PRAGMA user_version = {number}")
+            connection.execute("COMMIT")
+        except BaseException:
+            _roll_back(connection)
+            raise
+
+    # --- transactions --------------------------------------------------------------------
+
+    async def write(self, work: Callable[[sqlite3.Connection], T], *, long: bool = False) -> T:
+        """Run `work` in a transaction of its own and commit; whatever it raises rolls everything back."""
+        self._check_usable()
+        if not long and self._commit_time < SLOW_COMMIT and self._lock.acquire(blocking=False):
+            try:
+                if self._begin():
+                    return self._run(work)
+            finally:
+                self._lock.release()
+        assert self._write_thread is not None
+        return await asyncio.get_running_loop().run_in_executor(self._write_thread, self.write_now, work)
+
+    def write_now(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """The same, from a thread that may wait."""
+        self._check_usable()
+        with self._lock:
+            self._wait_to_begin()
+            return self._run(work)
+
+    def peek(self, look: Callable[[sqlite3.Connection], T]) -> T | None:
+        """A quick look by index, without a transaction; None when the connection is in use."""
+        self._check_usable()
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            assert self._writer is not None
+            return look(self._writer)
+        except sqlite3.OperationalError as error:
+            if _is_busy(error):
+                return None
+            raise self._explain(error) from error
+        finally:
+            self._lock.release()
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` on one consistent snapshot, in a thread: it may be long."""
+        self._check_usable()
+        assert self._read_thread is not None
+        return await asyncio.get_running_loop().run_in_executor(self._read_thread, self._read_now, work)
+
+    def changed(self) -> bool:
+        """Has another connection committed anything since the last `saw_all`?"""
+        version = self.peek(_data_version)
+        return version is None or version != self._seen_version
+
+    def saw_all(self, connection: sqlite3.Connection) -> None:
+        self._seen_version = _data_version(connection)
+
+    def _begin(self) -> bool:
+        assert self._writer is not None
+        try:
+            self._writer.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if _is_busy(error):
+                return False
+            raise self._explain(error) from error
+        return True
+
+    def _wait_to_begin(self) -> None:
+        deadline = time.monotonic() + self._patience
+        while not self._begin():
+            if time.monotonic() > deadline:
+                raise EngineUnavailable(
+                    f"another process has kept {self.path} busy for {self._patience:g} s: nothing was changed"
+                )
+            time.sleep(
+                random.uniform(0.0002, 0.003)
+            )  # at random, so that nobody waits for ever behind the others
+
+    def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        connection = self._writer
+        assert connection is not None
+        try:
+            result = work(connection)
+            began = time.perf_counter()
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            _roll_back(connection)
+            raise self._explain(error) from error
+        except BaseException:
+            _roll_back(connection)
+            raise
+        self._commit_time += (time.perf_counter() - began - self._commit_time) / 8
+        return result
+
+    def _read_now(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        self._check_usable()
+        connection = self._reader
+        assert connection is not None
+        try:
+            self._patiently(lambda: connection.execute("BEGIN"))
+            try:
+                return self._patiently(lambda: work(connection))
+            finally:
+                connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise self._explain(error) from error
+
+    def _patiently(self, act: Callable[[], T]) -> T:
+        """Repeat what may be busy: opening, migrating and reading all meet writers now and then."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                return act()
+            except sqlite3.OperationalError as error:
+                if not _is_busy(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(random.uniform(0.0005, 0.005))
+
+    # --- errors --------------------------------------------------------------------------
+
+    def _check_usable(self) -> None:
+        if self._pid != os.getpid():
+            if self._pid == 0:
+                raise EngineClosed
+            raise ForkedEngine(self._pid, os.getpid())
+        if self._broken is not None:
+            raise StorageBroken(self._broken)
+
+    def _explain(self, error: sqlite3.Error) -> SkepError:
+        """The same in our words, with what to do about it."""
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_FULL:
+            return StorageFull(str(self.path))
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return EngineUnavailable(
+                f"{self.path} is in use by another process: nothing was changed ({error})"
+            )
+        if code in (
+            sqlite3.SQLITE_CANTOPEN,
+            sqlite3.SQLITE_READONLY,
+            sqlite3.SQLITE_PERM,
+            sqlite3.SQLITE_AUTH,
+        ):
+            return EngineUnavailable(
+                f"{self.path} cannot be written ({error}): check its permissions and its folder's"
+            )
+        if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            # After a failed sync nobody knows what is on the disk: acknowledge nothing more.
+            self._broken = f"{self.path} failed ({error}): check the disk and the file, then start again"
+            return StorageBroken(self._broken)
+        return EngineError(f"{self.path}: {error}")
+
+
+def _data_version(connection: sqlite3.Connection) -> int:
+    version: int = connection.execute("PRAGMA data_version").fetchone()[0]
+    return version
+
+
+def _is_busy(error: sqlite3.OperationalError) -> bool:
+    return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+
+
+def _statements_of(script: str) -> list[str]:
+    """The statements of a script one by one, since executescript would commit in between."""
+    found, pending = [], ""
+    for line in script.splitlines(keepends=True):
+        pending += line
+        if sqlite3.complete_statement(pending):
+            found.append(pending)
+            pending = ""
+    return found

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint, EntryPoints
+from types import ModuleType
+
+import pytest
+
+from skep import engines
+from skep.address import Address, masked
+from skep.broker import Durability
+from skep.brokers.memory import MemoryBroker
+from skep.clock import Clock
+from skep.engines import make_engine, open_engine
+from skep.errors import BadSetting, DurabilityTooLow, UnknownEngine
+
+
+async def test_a_url_chooses_the_engine() -> None:
+    engine = await open_engine("memory://")
+    assert isinstance(engine, MemoryBroker)
+    assert engine.durability is Durability.MEMORY
+    await engine.close()
+
+
+def test_an_unknown_scheme_lists_the_known_ones_and_hides_the_password() -> None:
+    with pytest.raises(UnknownEngine, match=r"memory://, sqlite://") as caught:
+        make_engine("carrier-pigeon://bob:secret@roof")
+    assert "secret" not in str(caught.value)
+
+
+def test_an_option_that_the_engine_does_not_know_is_refused() -> None:
+    with pytest.raises(BadSetting, match="size"):
+        make_engine("memory://?size=5")
+
+
+async def test_memory_is_refused_where_jobs_must_outlive_the_process() -> None:
+    with pytest.raises(DurabilityTooLow, match="sqlite"):
+        await open_engine("memory://", floor=Durability.PROCESS)
+
+
+def test_another_package_may_offer_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S0.1: engines of third parties are found by entry points."""
+    package = ModuleType("their_package")
+
+    def from_url(address: Address, clock: Clock | None) -> MemoryBroker:
+        return MemoryBroker(clock=clock)
+
+    vars(package)["from_url"] = from_url
+    monkeypatch.setitem(sys.modules, "their_package", package)
+    point = EntryPoint("theirs", "their_package:from_url", engines.GROUP)
+    monkeypatch.setattr(engines, "entry_points", lambda group: EntryPoints([point]))
+    assert isinstance(make_engine("theirs://"), MemoryBroker)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:pa55@host:1/0", "redis://:***@host:1/0"),
+        ("postgresql://me:pa55@host/db", "postgresql://me:***@host/db"),
+        ("sqlite:///jobs.db", "sqlite:///jobs.db"),
+    ],
+)
+def test_passwords_are_masked(url: str, shown: str) -> None:
+    assert masked(url) == shown
