@@ -19,6 +19,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 from msgspec import Struct
 
 from skep.batch import Batch, BatchStatus, Member
+from skep.errors import BadSetting
 from skep.job import Done, Job, Lease, Outcome, Progress, Record, State
 from skep.schedule import Schedule, ScheduleRecord
 
@@ -133,6 +134,12 @@ class Rule(Struct, frozen=True):
     name: str
     n: int = 0
 
+    def __post_init__(self) -> None:
+        if self.kind is RuleKind.CAP and self.scope is not Scope.QUEUE:
+            raise BadSetting(f"a cap is for a queue, not for a {self.scope.value}: use a limit")
+        if self.n < 0:
+            raise BadSetting(f"a {self.kind.value} of {self.n} jobs cannot be kept: give 0 or more")
+
 
 class Filter(Struct, frozen=True, kw_only=True):
     """Which jobs to list: those for which everything that is given is true."""
@@ -185,7 +192,8 @@ class Broker(Protocol):
     ) -> list[Receipt]:
         """Open a batch with its first members in one step.  Sealed and empty, it finishes at once.
 
-        A batch that is already there is left as it is, and the jobs are added to it by the rules of `put`.
+        A batch that is already there keeps what it was opened with; the jobs are added to it by the rules
+        of `put`, and it is sealed if that is asked for.  Only jobs that name the batch are its members.
         """
         ...
 
@@ -358,5 +366,6 @@ async def pop(
 ) -> list[Lease]:
     """Take jobs at most once: each is settled before the caller sees it, so no crash brings it back."""
     leases = await broker.lease({queue: limit}, span=span, holder="pop")
-    lost = {lease.fence for lease in await broker.settle([(lease, Done()) for lease in leases])}
-    return [lease for lease in leases if lease.fence not in lost]
+    lost = await broker.settle([(lease, Done()) for lease in leases])
+    gone = {(lease.id, lease.fence) for lease in lost}
+    return [lease for lease in leases if (lease.id, lease.fence) not in gone]

@@ -368,7 +368,7 @@ class MemoryBroker:
         self._queues[job.queue].put += 1
         if job.unique is not None:
             self._unique[job.unique] = job.id
-        if job.batch is not None and (batch := self._batches.get(job.batch)):
+        if job.batch is not None and (batch := self._batches.get(job.batch)) and batch.finished_us is None:
             batch.live[job.id] = job.member
         self._make_ready(entry, now_us)
 
@@ -542,7 +542,7 @@ class MemoryBroker:
             self._end(entry, step.state, now_us, step.keep_us, step.reason, step.result)
             return
         entry.due_us = step.due_us
-        if step.queue is not None:
+        if step.queue is not None and step.queue != entry.queue:
             self._move(entry, step.queue)
         if step.front:
             to_front.append(entry)
@@ -811,7 +811,9 @@ class MemoryBroker:
                 key=lambda entry: entry.seq,
             )
             page = matches[:limit]
-            return Page([entry.record() for entry in page], page[-1].seq if len(matches) > limit else None)
+            return Page(
+                [entry.record() for entry in page], page[-1].seq if page and len(matches) > limit else None
+            )
 
     async def position(self, job_id: str) -> int | None:
         with self._gate:

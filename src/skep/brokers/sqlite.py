@@ -44,7 +44,7 @@ from skep.brokers.statements import load_statements
 from skep.brokers.waiting import Waiters
 from skep.clock import Clock, SystemClock, from_us, span_us, to_us
 from skep.duration import Duration, duration
-from skep.errors import BadSetting, BatchSealed, QueueFull, UnknownBatch
+from skep.errors import BadSetting, BatchSealed, EngineClosed, QueueFull, UnknownBatch
 from skep.job import Done, Error, Event, Job, Lease, Outcome, Progress, Record, State
 from skep.life import RETENTION, Retention, Running, Step, due_us, expires_us, reaped, settled
 from skep.schedule import Schedule, ScheduleRecord
@@ -196,6 +196,12 @@ class SQLiteBroker:
 
         return self._file.peek(look) is not False
 
+    def _news(self, wants: Mapping[str, int]) -> bool:
+        try:
+            return self._file.changed() and self._anything(wants)
+        except EngineClosed:  # who waits finds out by looking
+            return True
+
     def _look_and_lease(
         self, work: _Work, wants: Mapping[str, int], span: timedelta, holder: str, limit: int | None
     ) -> list[Lease]:
@@ -283,7 +289,7 @@ class SQLiteBroker:
 
                 def look() -> None:
                     watch.drain()
-                    if self._file.changed() and self._anything(wants):
+                    if self._news(wants):
                         event.set()
 
                 def poll() -> None:
@@ -1075,7 +1081,7 @@ class _Look:
             found += [(row["seq"], _archived_record(row)) for row in ended]
         found.sort(key=lambda pair: pair[0])
         page = found[:limit]
-        return Page([record for _, record in page], page[-1][0] if len(found) > limit else None)
+        return Page([record for _, record in page], page[-1][0] if page and len(found) > limit else None)
 
     def batch(self, batch: str) -> BatchStatus | None:
         for row in self.rows("batch_row", id=batch):

@@ -245,10 +245,10 @@ INSERT INTO batch (id, body, created_us, open_us, parent, member)
 VALUES (:id, :body, :created_us, :open_us, :parent, :member);
 
 -- name: grow_batch
-UPDATE batch SET live = live + :n WHERE id = :id;
+UPDATE batch SET live = live + :n WHERE id = :id AND finished_us IS NULL;
 
 -- name: orphan_members
--- The live members of a batch that is not there: they step nothing, also if there is one of that name again.
+-- The live members of a batch that is over or gone: they step nothing, also if there is one of that name again.
 UPDATE job SET stepped = 1 WHERE batch = :id AND NOT stepped;
 
 -- name: seal_batch

@@ -1,0 +1,191 @@
+"""Putting: a job that was accepted is there, once."""
+
+from __future__ import annotations
+
+import pytest
+
+from skep.broker import KNOWN_FOR, Engine, Receipt
+from skep.errors import BadName
+from skep.job import Done, State
+from skep.testing.clock import FakeClock
+from skep.testing.contract.endings import MORTAL, Way, every_ending
+from skep.testing.contract.steps import (
+    A_MOMENT,
+    a_cancelled_job,
+    a_done_job,
+    counts,
+    found,
+    look,
+    order,
+    put_one,
+    settle_one,
+    take,
+    take_one,
+)
+from skep.testing.make import a_job
+
+
+class Putting:
+    async def test_a_put_job_is_ready_under_the_id_its_producer_made(
+        self, engine: Engine, clock: FakeClock
+    ) -> None:
+        """T1, I13, S0.3."""
+        job = a_job("hello", queue="mail", priority=7)
+
+        assert await engine.put([job]) == [Receipt(job.id, created=True)]
+
+        record = await look(engine, job.id)
+        assert (record.id, record.task, record.queue, record.priority) == (job.id, job.task, "mail", 7)
+        assert (record.state, record.put_at, record.due_at) == (State.READY, clock.now, clock.now)
+        assert (record.attempts, record.failures, record.crashes) == (0, 0, 0)
+
+    async def test_one_put_adds_many_jobs_and_gives_a_receipt_for_each_in_their_order(
+        self, engine: Engine
+    ) -> None:
+        """T1."""
+        jobs = [a_job(queue="mail"), a_job(queue="sms"), a_job(queue="mail")]
+
+        receipts = await engine.put(jobs)
+
+        assert receipts == [Receipt(job.id, created=True) for job in jobs]
+        assert await found(engine) == [job.id for job in jobs]
+
+    async def test_a_put_of_nothing_adds_nothing(self, engine: Engine) -> None:
+        """T1."""
+        assert await engine.put([]) == []
+        assert await found(engine) == []
+
+    async def test_a_put_repeated_with_its_token_adds_nothing(self, engine: Engine) -> None:
+        """T1, I1."""
+        jobs = [a_job(), a_job()]
+        await engine.put(jobs, token="once")
+
+        assert await engine.put(jobs, token="once") == [Receipt(job.id, created=False) for job in jobs]
+        assert len(await take(engine)) == 2
+
+    async def test_a_token_is_known_after_its_jobs_have_gone_for_a_day_from_its_put(
+        self, engine: Engine, clock: FakeClock
+    ) -> None:
+        """T1, I1."""
+        job = a_job()
+        await engine.put([job], token="once")
+        await settle_one(engine, await take_one(engine), Done())
+
+        clock.advance(KNOWN_FOR - A_MOMENT)
+        await engine.sweep()
+
+        assert await engine.put([job], token="once") == [Receipt(job.id, created=False)]
+        assert await take(engine) == []
+
+    async def test_different_tokens_name_different_puts(self, engine: Engine) -> None:
+        """T1: what is known is the call, not its contents."""
+        await engine.put([a_job()], token="one")
+
+        [receipt] = await engine.put([a_job()], token="two")
+
+        assert receipt.created
+        assert len(await take(engine)) == 2
+
+    async def test_a_second_job_with_a_used_id_is_not_put_and_changes_nothing(self, engine: Engine) -> None:
+        """T1, I1."""
+        job = await put_one(engine, "first")
+        before = await look(engine, job.id)
+
+        receipts = await engine.put([a_job("second", id=job.id, queue="other", priority=9)])
+
+        assert receipts == [Receipt(job.id, created=False)]
+        assert await look(engine, job.id) == before
+        assert len(await take(engine)) == 1
+
+    async def test_an_id_is_used_while_its_job_runs(self, engine: Engine) -> None:
+        """T1, I1."""
+        job = await put_one(engine)
+        await take_one(engine)
+
+        assert await engine.put([a_job(id=job.id)]) == [Receipt(job.id, created=False)]
+
+    @every_ending
+    async def test_an_id_is_used_while_its_ended_job_is_kept(
+        self, engine: Engine, clock: FakeClock, ending: Way
+    ) -> None:
+        """T1, I1, I10."""
+        job = await put_one(engine, **MORTAL)
+        await ending.go(engine, clock, job.id)
+
+        assert await engine.put([a_job(id=job.id)]) == [Receipt(job.id, created=False)]
+        assert (await look(engine, job.id)).state is ending.state
+
+    async def test_a_chosen_id_is_known_for_a_day_after_its_job_has_ended_and_gone(
+        self, engine: Engine, clock: FakeClock
+    ) -> None:
+        """T1, I1."""
+        job = await a_done_job(engine, keep=None, id="invoice-7", chosen=True)
+
+        clock.advance(KNOWN_FOR - A_MOMENT)
+        await engine.sweep()
+
+        assert await engine.put([job]) == [Receipt("invoice-7", created=False)]
+        assert await take(engine) == []
+
+    async def test_the_day_of_a_chosen_id_begins_when_its_job_ends(
+        self, engine: Engine, clock: FakeClock
+    ) -> None:
+        """T1, I1."""
+        job = await put_one(engine, id="invoice-7", chosen=True)
+        clock.advance(KNOWN_FOR)
+        await engine.sweep()
+        await settle_one(engine, await take_one(engine), Done())
+
+        clock.advance(KNOWN_FOR - A_MOMENT)
+        await engine.sweep()
+
+        assert await engine.put([job]) == [Receipt("invoice-7", created=False)]
+
+    async def test_a_chosen_id_is_known_after_its_ended_job_was_deleted(self, engine: Engine) -> None:
+        """T1, T14, I1."""
+        job = await a_cancelled_job(engine, id="invoice-7", chosen=True)
+        assert await engine.delete([job.id]) == [True]
+
+        assert await engine.put([job]) == [Receipt("invoice-7", created=False)]
+
+    async def test_an_id_that_nobody_chose_is_free_when_its_job_has_gone(self, engine: Engine) -> None:
+        """T1: such ids are made anew for each job, and are not worth remembering."""
+        job = await a_done_job(engine, keep=None)
+
+        assert await engine.put([job]) == [Receipt(job.id, created=True)]
+
+    async def test_of_two_jobs_with_one_id_in_a_bundle_the_first_is_put(self, engine: Engine) -> None:
+        """T1, I1."""
+        receipts = await engine.put([a_job("first", id="x"), a_job("second", id="x", queue="other"), a_job()])
+
+        assert [receipt.created for receipt in receipts] == [True, False, True]
+        assert (await look(engine, "x")).queue == "default"
+        assert (await counts(engine)).put == 2
+
+    async def test_a_known_id_does_not_keep_the_rest_of_its_bundle_out(self, engine: Engine) -> None:
+        """T1."""
+        known = await put_one(engine)
+        new = a_job()
+
+        receipts = await engine.put([known, new])
+
+        assert receipts == [Receipt(known.id, created=False), Receipt(new.id, created=True)]
+        assert await order(engine) == [known.id, new.id]
+
+    async def test_a_bundle_with_a_job_that_no_engine_should_hold_adds_nothing(self, engine: Engine) -> None:
+        """T1: each call happens wholly or not at all."""
+        with pytest.raises(BadName):
+            await engine.put([a_job(), a_job(priority=101)], token="once")
+
+        assert await found(engine) == []
+        assert [receipt.created for receipt in await engine.put([a_job()], token="once")] == [True]
+
+    async def test_two_jobs_with_the_same_payload_are_two_jobs(self, engine: Engine) -> None:
+        """T1, S1.26: an id tells them apart, not what they say."""
+        await engine.put([a_job("same"), a_job("same")])
+
+        first, second = await take(engine)
+        await settle_one(engine, first, Done())
+
+        assert second.id != first.id
+        assert (await counts(engine)).running == 1
