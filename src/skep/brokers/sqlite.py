@@ -1070,18 +1070,24 @@ class _Look:
             "most": limit + 1,
         }
         found: list[tuple[int, Record]] = []
-        if where.reason is None and (where.state is None or not where.state.terminal):
-            running = None if where.state is None else where.state is State.RUNNING
-            live = self.rows(
-                "find_live", **facts, running=running, scheduled=where.scheduled, now_us=self.now_us
-            )
-            found += [(row["seq"], _live_record(row)) for row in live]
+        if where.reason is None:
+            found += [(row["seq"], _live_record(row)) for row in self._find_live(where, facts)]
         if where.scheduled is not True and (where.state is None or where.state.terminal):
             ended = self.rows("find_archived", **facts, state=where.state, reason=where.reason)
             found += [(row["seq"], _archived_record(row)) for row in ended]
         found.sort(key=lambda pair: pair[0])
         page = found[:limit]
         return Page([record for _, record in page], page[-1][0] if page and len(found) > limit else None)
+
+    def _find_live(self, where: Filter, facts: dict[str, Any]) -> list[Any]:
+        if where.state is State.RUNNING:
+            return [] if where.scheduled else self.rows("find_running", **facts)
+        if where.state in (None, State.READY):
+            waiting = where.state  # anything but None means yes
+            return self.rows(
+                "find_live", **facts, waiting=waiting, scheduled=where.scheduled, now_us=self.now_us
+            )
+        return []
 
     def batch(self, batch: str) -> BatchStatus | None:
         for row in self.rows("batch_row", id=batch):

@@ -389,8 +389,22 @@ SELECT j.seq, j.id, j.task, j.queue, j.priority, j.put_us, j.due_us, j.expires_u
    AND (:queue IS NULL OR j.queue = :queue)
    AND (:task IS NULL OR j.task = :task)
    AND (:batch IS NULL OR j.batch = :batch)
-   AND (:running IS NULL OR (r.seq IS NOT NULL) = :running)
+   AND (:waiting IS NULL OR r.seq IS NULL)
    AND (:scheduled IS NULL OR (r.seq IS NULL AND j.due_us > :now_us) = :scheduled)
+ ORDER BY j.seq
+ LIMIT :most;
+
+-- name: find_running
+-- From the few that run, and not through all that wait.
+SELECT j.seq, j.id, j.task, j.queue, j.priority, j.put_us, j.due_us, j.expires_us, j.unique_key, j.limit_key, j.batch,
+       j.member, j.attempts, j.failures, j.crashes, j.fence, j.started_us, j.error, j.progress, j.log, j.history, j.body,
+       r.fence AS lease_fence, r.attempt, r.until_us, r.started_us AS lease_started_us, r.holder,
+       coalesce(r.cancel, 0) AS cancel
+  FROM running r JOIN job j ON j.seq = r.seq
+ WHERE j.seq > :after
+   AND (:queue IS NULL OR j.queue = :queue)
+   AND (:task IS NULL OR j.task = :task)
+   AND (:batch IS NULL OR j.batch = :batch)
  ORDER BY j.seq
  LIMIT :most;
 
