@@ -2,4 +2,40 @@
 
 from __future__ import annotations
 
+from skep.app import App
+from skep.broker import Durability, Filter, Scope
+from skep.context import Job, current_job
+from skep.errors import SkepError
+from skep.handle import Handle
+from skep.job import State, UniqueUntil
+from skep.signature import Depends
+from skep.strategy import archive, dead, delete, exponential, fixed, repeat, repeat_forever
+from skep.task import Task
+from skep.verdict import Failure, Retry, Snooze
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "App",
+    "Depends",
+    "Durability",
+    "Failure",
+    "Filter",
+    "Handle",
+    "Job",
+    "Retry",
+    "Scope",
+    "SkepError",
+    "Snooze",
+    "State",
+    "Task",
+    "UniqueUntil",
+    "archive",
+    "current_job",
+    "dead",
+    "delete",
+    "exponential",
+    "fixed",
+    "repeat",
+    "repeat_forever",
+]

@@ -196,6 +196,22 @@ class DurabilityTooLow(EngineError):
         self.floor = floor
 
 
+# --- what happens in other processes -----------------------------------------------------
+
+
+class ChildNotStarted(SkepError):
+    def __init__(self, why: str) -> None:
+        super().__init__(f"no child process could be started for an isolated job: {why}")
+
+
+class CommandFailed(SkepError):
+    """A command ended otherwise than with exit code 0."""
+
+    def __init__(self, how: str, code: int, said: str) -> None:
+        super().__init__(f"{how}: {said}" if said else how)
+        self.code = code
+
+
 # --- what a caller hears of a job --------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ parser sees the bytes, because a parser may crash on what is deep enough.  See d
 from __future__ import annotations
 
 import re
-from datetime import MAXYEAR, MINYEAR, datetime
+from datetime import MAXYEAR, MINYEAR
 from typing import Any
 
 import msgspec
@@ -16,8 +16,8 @@ from msgspec.structs import FieldInfo, fields, replace
 
 from skep.duration import LONGEST_MS
 from skep.errors import BadName, BadSetting, BrokenPayload, NewerVersion, PayloadTooLarge
-from skep.job import Job
-from skep.strategy import MOST_TIMES, Repeat, RepeatBy, Strategy
+from skep.job import MAX_CRASHES, Job
+from skep.strategy import MOST_TIMES, Repeat, RepeatBy
 
 VERSION = 1
 HARD_LIMIT = 16 * 2**20
@@ -139,19 +139,38 @@ def check(job: Job) -> None:
         _match(TASK_NAME, "task", job.task, "1 to 200 characters, no white space, no control characters")
         if len(_good_names) < 10_000:
             _good_names.add(names)
-    _match(JOB_ID, "job id", job.id, "1 to 128 visible ASCII characters, without spaces")
+    if not JOB_ID.fullmatch(job.id):
+        raise BadName("job id", job.id, "1 to 128 visible ASCII characters, without spaces")
+    if not _begins(job.args, "[") or not _begins(job.kwargs, "{"):
+        raise BadSetting(f"job {job.id}: args must be a JSON array, and kwargs a JSON object")
+    # Most jobs have none of what follows: one look each tells, and only the others pay for more.
+    if job.unique is not None or job.key is not None or job.batch is not None:
+        _check_texts(job)
+    if (
+        job.priority
+        or job.delay_ms
+        or job.member
+        or job.max_crashes != MAX_CRASHES
+        or job.expires_in_ms
+        or job.timeout_ms
+        or job.result_ttl_ms
+    ):
+        _check_numbers(job)
+    if job.due_at is not None or job.expires_at is not None:
+        _check_moments(job)
+    if job.on_success is not None or job.on_error is not None or job.on_timeout is not None:
+        _check_strategies(job)
+
+
+def _begins(raw: Raw, bracket: str) -> bool:
+    view = memoryview(raw)  # and not bytes: those would be a copy
+    return len(view) > 0 and view[0] == ord(bracket)
+
+
+def _check_texts(job: Job) -> None:
     for what, text in (("unique key", job.unique), ("key", job.key), ("batch id", job.batch)):
         if text is not None and (not text or len(text) > _FREE_TEXT_MAX or "\0" in text):
             raise BadName(what, text, f"1 to {_FREE_TEXT_MAX} characters, none of them NUL")
-    if bytes(job.args)[:1] != b"[" or bytes(job.kwargs)[:1] != b"{":
-        raise BadSetting(f"job {job.id}: args must be a JSON array, and kwargs a JSON object")
-    _check_numbers(job)
-    for moment in (job.due_at, job.expires_at):
-        if moment is not None:
-            _check_moment(job, moment)
-    for strategy in (job.on_success, job.on_error, job.on_timeout):
-        if strategy is not None:
-            _check_strategy(job, strategy)
 
 
 def _check_numbers(job: Job) -> None:
@@ -174,18 +193,22 @@ def _check_numbers(job: Job) -> None:
         )
 
 
-def _check_moment(job: Job, moment: datetime) -> None:
-    if moment.tzinfo is None:
-        raise BadSetting(f"job {job.id}: {moment} has no time zone: give an aware datetime")
-    if not MINYEAR < moment.year < MAXYEAR:  # so that it exists in every time zone
-        raise BadSetting(f"job {job.id}: {moment} is too far away")
+def _check_moments(job: Job) -> None:
+    for moment in (job.due_at, job.expires_at):
+        if moment is None:
+            continue
+        if moment.tzinfo is None:
+            raise BadSetting(f"job {job.id}: {moment} has no time zone: give an aware datetime")
+        if not MINYEAR < moment.year < MAXYEAR:  # so that it exists in every time zone
+            raise BadSetting(f"job {job.id}: {moment} is too far away")
 
 
-def _check_strategy(job: Job, strategy: Strategy) -> None:
-    if isinstance(strategy, RepeatBy):
-        raise BadSetting(f"job {job.id}: a delay that is a function belongs to a task, not to a job")
-    if isinstance(strategy, Repeat) and strategy.queue is not None:
-        _match_queue(strategy.queue)
+def _check_strategies(job: Job) -> None:
+    for strategy in (job.on_success, job.on_error, job.on_timeout):
+        if isinstance(strategy, RepeatBy):
+            raise BadSetting(f"job {job.id}: a delay that is a function belongs to a task, not to a job")
+        if isinstance(strategy, Repeat) and strategy.queue is not None:
+            _match_queue(strategy.queue)
 
 
 def schema() -> dict[str, Any]:

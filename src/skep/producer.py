@@ -1,0 +1,181 @@
+"""The way in: one engine, opened when first needed, used from synchronous and asynchronous code alike."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+from skep.address import masked
+from skep.broker import Durability, Engine, Receipt, Transactional
+from skep.clock import Clock
+from skep.engines import make_engine, require
+from skep.errors import BadSetting, SkepError
+from skep.job import Job
+
+T = TypeVar("T")
+
+MOST_PER_PUT = 1000
+
+
+class Coalescer:
+    """Enqueues that happen at the same time become one put.
+
+    Nothing waits for a timer: while one bundle is on its way the next one gathers.  Every caller waits for
+    the acknowledgement of its own job, and gets its own error.
+    """
+
+    def __init__(self, put: Callable[[list[Job]], Awaitable[list[Receipt]]]) -> None:
+        self._put = put
+        self._pending: list[tuple[Job, asyncio.Future[Receipt]]] = []
+        self._flushing: asyncio.Task[None] | None = None
+
+    async def add(self, job: Job) -> Receipt:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Receipt] = loop.create_future()
+        self._pending.append((job, future))
+        if self._flushing is None:
+            self._flushing = loop.create_task(self._flush())
+        return await future
+
+    async def _flush(self) -> None:
+        try:
+            while self._pending:
+                bundle, self._pending = self._pending[:MOST_PER_PUT], self._pending[MOST_PER_PUT:]
+                await self._put_bundle(bundle)
+        finally:
+            self._flushing = None
+
+    async def _put_bundle(self, bundle: list[tuple[Job, asyncio.Future[Receipt]]]) -> None:
+        try:
+            receipts = await self._put([job for job, _ in bundle])
+        except SkepError as error:
+            if len(bundle) == 1:
+                _answer(bundle[0][1], error)
+                return
+            for one in bundle:  # nothing was put: find out whose fault it was
+                await self._put_bundle([one])
+        except BaseException as error:
+            for _, future in bundle:
+                _answer(future, error)
+            raise
+        else:
+            for (_, future), receipt in zip(bundle, receipts, strict=True):
+                _answer(future, receipt)
+
+
+def _answer(future: asyncio.Future[Receipt], answer: Receipt | BaseException) -> None:
+    if future.done():  # its caller was cancelled; the job stands
+        return
+    if isinstance(answer, BaseException):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
+
+
+class Background:
+    """One event loop in a thread, for callers that have none."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="skep-background", daemon=True)
+        self._thread.start()
+
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class Producer:
+    """An engine by its URL, with what all its users share.
+
+    After a fork it opens an engine of its own.
+    """
+
+    def __init__(self, url: str, *, durability: Durability | None = None, clock: Clock | None = None) -> None:
+        self.url = url
+        self.state = SimpleNamespace()
+        self._floor = durability
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._engine: Engine | None = None
+        self._opened = False
+        self._background: Background | None = None
+        self._coalescers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Coalescer]
+        self._coalescers = weakref.WeakKeyDictionary()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, not necessarily opened yet."""
+        with self._lock:
+            if self._pid != os.getpid():
+                self._pid, self._engine, self._opened, self._background = os.getpid(), None, False, None
+                self._coalescers = weakref.WeakKeyDictionary()
+            if self._engine is None:
+                self._engine = make_engine(self.url, clock=self._clock)
+            return self._engine
+
+    async def ready(self) -> Engine:
+        """The engine, opened and strong enough."""
+        engine = self.engine
+        if not self._opened:
+            await engine.open()
+            require(engine, self._floor)
+            self._opened = True
+        return engine
+
+    async def aput(self, job: Job) -> Receipt:
+        """Put one job, together with whatever else is being put at this moment."""
+        await self.ready()
+        loop = asyncio.get_running_loop()
+        coalescer = self._coalescers.get(loop)
+        if coalescer is None:
+            coalescer = self._coalescers[loop] = Coalescer(self._put)
+        return await coalescer.add(job)
+
+    async def aput_in(self, tx: object, job: Job) -> Receipt:
+        """Put one job inside a transaction of the caller's own, where the engine can do that."""
+        engine = await self.ready()
+        if not isinstance(engine, Transactional):
+            raise BadSetting(f"{masked(self.url)} has no transactions to join: leave tx= out")
+        [receipt] = await engine.put_in(tx, [job])
+        return receipt
+
+    async def aput_many(self, jobs: list[Job]) -> list[Receipt]:
+        receipts: list[Receipt] = []
+        for start in range(0, len(jobs), MOST_PER_PUT):
+            receipts += await self._put(jobs[start : start + MOST_PER_PUT])
+        return receipts
+
+    async def _put(self, jobs: list[Job]) -> list[Receipt]:
+        return await (await self.ready()).put(jobs)
+
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine for a synchronous caller."""
+        self.engine  # noqa: B018  # notices a fork, after which the old thread is not there
+        with self._lock:
+            if self._background is None:
+                self._background = Background()
+        return self._background.wait(coroutine)
+
+    async def aclose(self) -> None:
+        """Let go of the engine; using the app again opens it again."""
+        with self._lock:
+            engine, self._engine, self._opened = self._engine, None, False
+            background, self._background = self._background, None
+        if engine is not None:
+            await engine.close()
+        if background is not None:
+            await asyncio.to_thread(background.stop)
+
+    def close(self) -> None:
+        asyncio.run(self.aclose())

@@ -1,0 +1,313 @@
+"""Tasks: functions that can be called later, and everything that can be said about one such call."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
+
+from skep import wire
+from skep.broker import Receipt
+from skep.duration import Duration, milliseconds
+from skep.errors import BadSetting
+from skep.handle import Handle
+from skep.job import MAX_CRASHES, Job, UniqueUntil, new_id
+from skep.policy import Policy
+from skep.producer import Producer
+from skep.signature import Signature, decoder_for
+from skep.strategy import Strategy
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+ErrorRules = Mapping[type[BaseException], Strategy]
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """How a task is run, as declared."""
+
+    name: str
+    queue: str = "default"
+    priority: int = 0
+    timeout_ms: int | None = None
+    result_ttl_ms: int | None = None
+    max_crashes: int = MAX_CRASHES
+    policy: Policy = Policy()
+    error_rules: tuple[tuple[type[BaseException], Strategy], ...] = ()
+    isolate: str | None = None
+    abandon: bool = False
+    memory_limit: int | None = None
+    check_arguments: bool = True
+
+
+_AS_THEY_ARE = (
+    "queue",
+    "priority",
+    "unique",
+    "unique_until",
+    "key",
+    "on_success",
+    "on_error",
+    "on_timeout",
+    "headers",
+)
+
+
+class Using(Struct, frozen=True, kw_only=True):
+    """What one call says differently."""
+
+    delay: Duration | UnsetType = UNSET
+    at: datetime | UnsetType = UNSET
+    expires: Duration | datetime | UnsetType = UNSET
+    queue: str | UnsetType = UNSET
+    priority: int | UnsetType = UNSET
+    timeout: Duration | UnsetType = UNSET
+    result_ttl: Duration | UnsetType = UNSET
+    job_id: str | UnsetType = UNSET
+    unique: str | UnsetType = UNSET
+    unique_until: UniqueUntil | UnsetType = UNSET
+    key: str | UnsetType = UNSET
+    on_success: Strategy | UnsetType = UNSET
+    on_error: Strategy | UnsetType = UNSET
+    on_timeout: Strategy | UnsetType = UNSET
+    headers: dict[str, str] | UnsetType = UNSET
+    tx: Any = UNSET
+
+    def fields(self) -> dict[str, Any]:
+        """As fields of a `Job`."""
+        given = {name: value for name in _AS_THEY_ARE if (value := getattr(self, name)) is not UNSET}
+        if self.delay is not UNSET:
+            given["delay_ms"] = milliseconds(self.delay)
+        if self.at is not UNSET:
+            given["due_at"] = self.at
+        if isinstance(self.expires, datetime):
+            given["expires_at"] = self.expires
+        elif self.expires is not UNSET:
+            given["expires_in_ms"] = milliseconds(self.expires)
+        if self.timeout is not UNSET:
+            given["timeout_ms"] = milliseconds(self.timeout)
+        if self.result_ttl is not UNSET:
+            given["result_ttl_ms"] = milliseconds(self.result_ttl)
+        if self.job_id is not UNSET:
+            given |= {"id": self.job_id, "chosen": True}
+        return given
+
+
+class Call(Generic[P, R_co]):
+    """A task with the circumstances of a call: `task.using(delay="5m")`."""
+
+    def __init__(self, task: Task[P, R_co], using: Using) -> None:
+        self._task = task
+        self._using = using
+        self._fields = using.fields()
+        if using.delay is not UNSET and using.at is not UNSET:
+            raise BadSetting("give a delay or a time, not both")
+        if using.timeout is not UNSET:
+            check_timeout(task.function, replace(task.options, timeout_ms=milliseconds(using.timeout)))
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
+        """The job that `enqueue` would put."""
+        return self._task.make_job(args, kwargs, self._fields)
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
+        job = self.job(*args, **kwargs)
+        return self._task.handle(await self._put(job))
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
+        job = self.job(*args, **kwargs)
+        return self._task.handle(self._task.producer.wait(self._put(job)))
+
+    async def _put(self, job: Job) -> Receipt:
+        if self._using.tx is UNSET:
+            return await self._task.producer.aput(job)
+        return await self._task.producer.aput_in(self._using.tx, job)
+
+
+class Many(Generic[R_co]):
+    """Many calls of one task, made one after another as they are needed."""
+
+    def __init__(self, task: Task[..., R_co], calls: Iterable[Any], fields: dict[str, Any]) -> None:
+        self._task = task
+        self._calls = calls
+        self._fields = fields
+
+    def __iter__(self) -> Iterator[Job]:
+        for call in self._calls:
+            args = call if isinstance(call, tuple) else (call,)
+            yield self._task.make_job(args, {}, self._fields)
+
+    async def aenqueue(self) -> list[Handle[R_co]]:
+        """Put them in bundles; each bundle wholly or not at all."""
+        jobs = list(self)
+        receipts = await self._task.producer.aput_many(jobs)
+        return [self._task.handle(receipt) for receipt in receipts]
+
+    def enqueue(self) -> list[Handle[R_co]]:
+        return self._task.producer.wait(self.aenqueue())
+
+
+class Task(Generic[P, R_co]):
+    """A function that stays callable and can also be enqueued."""
+
+    __name__: str
+
+    def __init__(
+        self,
+        function: Callable[P, Any],
+        options: Options,
+        producer: Producer,
+        names: Mapping[str, Any] | None = None,
+    ) -> None:
+        wire.check(Job(id="x", task=options.name, queue=options.queue, priority=options.priority))
+        check_timeout(function, options)
+        self.function = function
+        self.options = options
+        self.producer = producer
+        self.signature = Signature(function, names)
+        self.is_async = inspect.iscoroutinefunction(function)
+        functools.update_wrapper(self, function)
+
+    @property
+    def name(self) -> str:
+        return self.options.name
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Call the function, here and now."""
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name}>"
+
+    @cached_property
+    def _plain(self) -> Call[P, R_co]:
+        return Call(self, Using())
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
+        """Put a job that calls this task; returns when the engine has acknowledged it."""
+        return await self._plain.aenqueue(*args, **kwargs)
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
+        """The same for synchronous code."""
+        return self._plain.enqueue(*args, **kwargs)
+
+    def using(
+        self,
+        *,
+        delay: Duration | UnsetType = UNSET,
+        at: datetime | UnsetType = UNSET,
+        expires: Duration | datetime | UnsetType = UNSET,
+        queue: str | UnsetType = UNSET,
+        priority: int | UnsetType = UNSET,
+        timeout: Duration | UnsetType = UNSET,
+        result_ttl: Duration | UnsetType = UNSET,
+        job_id: str | UnsetType = UNSET,
+        unique: str | UnsetType = UNSET,
+        unique_until: UniqueUntil | UnsetType = UNSET,
+        key: str | UnsetType = UNSET,
+        on_success: Strategy | UnsetType = UNSET,
+        on_error: Strategy | UnsetType = UNSET,
+        on_timeout: Strategy | UnsetType = UNSET,
+        headers: dict[str, str] | UnsetType = UNSET,
+        tx: Any = UNSET,
+    ) -> Call[P, R_co]:
+        """This task, called under other circumstances than declared."""
+        given = {name: value for name, value in locals().items() if name != "self"}
+        return Call(self, Using(**given))
+
+    def many(self, calls: Iterable[Any], **using: Any) -> Many[R_co]:
+        """One job per element: a tuple is the arguments, anything else is the one argument."""
+        return Many(self, calls, Using(**using).fields())
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
+        """The job that `enqueue` would put."""
+        return self._plain.job(*args, **kwargs)
+
+    def make_job(self, args: tuple[Any, ...], kwargs: dict[str, Any], fields: dict[str, Any]) -> Job:
+        options = self.options
+        encoded, named = self.signature.encode(args, kwargs, check=options.check_arguments)
+        return Job(
+            **{
+                "id": new_id(),
+                "task": options.name,
+                "queue": options.queue,
+                "priority": options.priority,
+                "max_crashes": options.max_crashes,
+                **fields,
+            },
+            args=encoded,
+            kwargs=named,
+        )
+
+    def handle(self, receipt: Receipt) -> Handle[R_co]:
+        return Handle(self.producer, receipt.id, self._result_decoder, created=receipt.created)
+
+    @cached_property
+    def _result_decoder(self) -> msgspec.json.Decoder[Any]:
+        return decoder_for(self.signature.result_kind)
+
+    def strategy_for(self, error: BaseException, policy: Policy) -> Strategy:
+        """The rule for the nearest class of this error, or the task's strategy for errors."""
+        rules = dict(self.options.error_rules)
+        for kind in type(error).__mro__:
+            if kind in rules:
+                return rules[kind]
+        return policy.on_error
+
+
+class AsyncTask(Task[P, R_co]):
+    """A task made of a coroutine function."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]:
+        result: Coroutine[Any, Any, R_co] = super().__call__(*args, **kwargs)
+        return result
+
+
+class SyncTask(Task[P, R_co]):
+    """A task made of a plain function."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        result: R_co = super().__call__(*args, **kwargs)
+        return result
+
+
+def task_name(function: Callable[..., Any]) -> str:
+    """module.function; for the script that is being run, the name under which others import it."""
+    module = function.__module__
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        if main.__spec__ is not None:
+            module = main.__spec__.name.removesuffix(".__main__")
+        elif getattr(main, "__file__", None):
+            module = Path(str(main.__file__)).stem
+    return f"{module}.{function.__qualname__}".replace(".<locals>", "")
+
+
+def names_around(function: Callable[..., Any], frames_up: int) -> dict[str, Any] | None:
+    """The local names where a function inside a function was declared: its annotations may use them."""
+    if "<locals>" not in function.__qualname__:
+        return None
+    return dict(sys._getframe(frames_up + 1).f_locals)
+
+
+def check_timeout(function: Callable[..., Any], options: Options) -> None:
+    """A timeout must be a promise: a thread cannot be stopped from outside."""
+    if options.isolate not in (None, "process"):
+        raise BadSetting(
+            f'{options.name}: isolate={options.isolate!r} is unknown: the only kind is "process"'
+        )
+    in_thread = options.isolate is None and not inspect.iscoroutinefunction(function)
+    if options.timeout_ms is not None and in_thread and not options.abandon:
+        raise BadSetting(
+            f"{options.name}: a plain function runs in a thread, which nothing can stop at its timeout: make "
+            f'it `async def`, or say isolate="process" to have it killed, or abandon=True to let it run on'
+        )

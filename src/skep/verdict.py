@@ -1,0 +1,39 @@
+"""What a task may say of itself, returned or raised, with the same effect.
+
+Returning any other value is success; raising any other exception goes to the error strategy.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from skep.duration import Duration, duration
+
+
+class Verdict(Exception):
+    """The root of the three verdicts."""
+
+
+class Retry(Verdict):
+    """Run it again, after the strategy's backoff or after this delay; it counts as a failed attempt."""
+
+    def __init__(self, reason: str = "", *, after: Duration | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.after: timedelta | None = None if after is None else duration(after)
+
+
+class Failure(Verdict):
+    """It will never work: straight to the ending of the error strategy, without further attempts."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Snooze(Verdict):
+    """Not now: come back after this delay.  The attempt does not count."""
+
+    def __init__(self, after: Duration) -> None:
+        super().__init__(f"snoozed for {after}")
+        self.after: timedelta = duration(after)

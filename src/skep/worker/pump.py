@@ -1,0 +1,259 @@
+"""The pump: settles what has ended and leases what is next, in one exchange where there is both.
+
+It is the only part of a worker, besides the keeper, that talks to the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from skep.broker import Engine, Exchange, Note
+from skep.errors import EngineError
+from skep.job import Lease, Outcome, Progress, Release
+from skep.worker.keeper import Keeper
+from skep.worker.settings import Mode, Settings
+from skep.worker.slots import SlotLane
+
+log = logging.getLogger("skep.worker")
+
+LINGER = 0.001  # seconds in which outcomes gather while there is other work to do
+ENOUGH = 100  # outcomes that do not wait for more
+SWEEP_EVERY = 1.0
+FIRST_BACKOFF, LAST_BACKOFF = 0.1, 10.0
+
+
+class Pump:
+    """Runs until it is stopped and everything it was given is settled."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        lanes: Sequence[SlotLane],
+        keeper: Keeper,
+        settings: Settings,
+        *,
+        clock: Callable[[], float],
+        lost: Callable[[Lease], None],
+    ) -> None:
+        self._engine = engine
+        self._lanes = lanes
+        self._keeper = keeper
+        self._settings = settings
+        self._clock = clock
+        self._lost = lost
+        self._done: list[tuple[Lease, Outcome]] = []
+        self._notes: dict[int, Note] = {}
+        self._wake = asyncio.Event()
+        self._leasing = True
+        self._finishing = False
+        self._budget = 1 if settings.mode is Mode.ONCE else None
+        self._next_sweep = 0.0
+        self._next_due: float | None = None
+        self._backoff = FIRST_BACKOFF
+        self.drained = asyncio.Event()  # set when a mode that ends has nothing left to do
+        self.idle = asyncio.Event()  # set while there is nothing to lease, run or settle
+        self.resting = asyncio.Event()  # set whenever it waits, having nothing to lease or settle
+
+    # --- what the slots say --------------------------------------------------------------
+
+    def settle(self, lease: Lease, outcome: Outcome | None) -> None:
+        """A run has ended; None means that its lease is lost and somebody else decides."""
+        if outcome is None:
+            self._keeper.drop((lease,))
+        else:
+            self._done.append((lease, outcome))
+        self._wake.set()
+
+    def note(self, lease: Lease, progress: Progress | None, lines: tuple[str, ...]) -> None:
+        known = self._notes.get(lease.fence)
+        if known is not None:
+            progress = progress or known.progress
+            lines = known.lines + lines
+        self._notes[lease.fence] = Note(lease, progress, lines)
+        self._wake.set()
+
+    @property
+    def unsettled(self) -> bool:
+        """Does it hold what the engine does not know yet?"""
+        return bool(self._done or self._notes)
+
+    def wake(self) -> None:
+        """Look again now."""
+        self._wake.set()
+
+    def pause(self) -> None:
+        """Lease nothing until `resume`; what is here already goes on."""
+        self._leasing = False
+
+    def resume(self) -> None:
+        self._leasing = True
+        self._wake.set()
+
+    def stop_leasing(self) -> None:
+        """Lease nothing more, and give back what has not started."""
+        self.pause()
+        for lane in self._lanes:
+            self._give_back(lane)
+        self._wake.set()
+
+    def finish(self) -> None:
+        """Return from `run` when everything is settled."""
+        self._finishing = True
+        self._wake.set()
+
+    # --- the loop ------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        while not (self._finishing and not self._done and not self._notes):
+            try:
+                await self._turn()
+                self._backoff = FIRST_BACKOFF
+            except EngineError as error:
+                await self._wait_for_the_engine(error)
+
+    async def _turn(self) -> None:
+        await self._sweep()
+        await self.send_notes()
+        for lane in self._lanes:
+            if lane.overdue():
+                self._give_back(lane)
+        leased = await self._exchange()
+        self._look_whether_drained(leased)
+        if not leased:
+            await self._rest()
+
+    async def _exchange(self) -> int:
+        """Settle and lease; returns how many new jobs there are."""
+        leased = 0
+        for lane in self._lanes:
+            if (room := self._room(lane)) > 0:
+                leased += await self._exchange_for(lane, room)
+        if self._done and not leased:
+            outcomes = self._take_done()
+            with self._putting_back(outcomes):
+                self._settled(outcomes, await self._engine.settle(outcomes))
+        return leased
+
+    async def _exchange_for(self, lane: SlotLane, room: int) -> int:
+        span, holder, wants = self._settings.lease, self._settings.holder, lane.wants(room)
+        outcomes = self._take_done()
+        sent = self._clock()
+        with self._putting_back(outcomes):
+            if outcomes:
+                got = await self._engine.exchange(outcomes, wants, span=span, holder=holder, limit=room)
+            else:
+                got = Exchange([], await self._engine.lease(wants, span=span, holder=holder, limit=room))
+        self._settled(outcomes, got.lost)
+        if got.leases:
+            self._keeper.add(got.leases, sent)
+            lane.give(got.leases)
+            self.idle.clear()
+        if self._budget is not None:
+            self._budget -= len(got.leases)
+        return len(got.leases)
+
+    def _room(self, lane: SlotLane) -> int:
+        if not self._leasing:
+            return 0
+        room = lane.room()
+        return room if self._budget is None else min(room, self._budget)
+
+    def _take_done(self) -> list[tuple[Lease, Outcome]]:
+        outcomes, self._done = self._done, []
+        return outcomes
+
+    @contextmanager
+    def _putting_back(self, outcomes: list[tuple[Lease, Outcome]]) -> Iterator[None]:
+        """An outcome is ours until the engine has it: settling twice is harmless, not at all is not."""
+        try:
+            yield
+        except BaseException:
+            self._done = outcomes + self._done
+            raise
+
+    def _settled(self, outcomes: list[tuple[Lease, Outcome]], lost: list[Lease]) -> None:
+        self._keeper.drop(lease for lease, _ in outcomes)
+        for lease in lost:
+            # The job outlived its lease and may be running elsewhere.  Its effects stand, so there
+            # is nothing to undo: the other attempt decides.
+            self._lost(lease)
+
+    def _give_back(self, lane: SlotLane) -> None:
+        self._done += [(lease, Release()) for lease in lane.take_back()]
+
+    async def send_notes(self) -> None:
+        if self._notes:
+            notes, self._notes = self._notes, {}
+            await self._engine.note(list(notes.values()))
+
+    async def _sweep(self) -> None:
+        """Any worker does what time asks for, about once a second and when something becomes due."""
+        now = self._clock()
+        if now < self._next_sweep and (self._next_due is None or now < self._next_due):
+            return
+        self._next_sweep = now + SWEEP_EVERY * random.uniform(0.8, 1.2)
+        swept = await self._engine.sweep()
+        self._next_due = None
+        if swept.next_at is not None:
+            self._next_due = now + (swept.next_at - await self._engine.now()).total_seconds()
+
+    def _look_whether_drained(self, leased: int) -> None:
+        busy = leased or self._done or self._notes or any(lane.buffer or lane.busy for lane in self._lanes)
+        if busy:
+            return
+        self.idle.set()
+        if self._settings.mode is not Mode.FOREVER:
+            self.drained.set()
+
+    # --- waiting -------------------------------------------------------------------------
+
+    async def _rest(self) -> None:
+        """Until there is something to do.  Outcomes gather a little while there is other work."""
+        if self._finishing:
+            await asyncio.sleep(0)
+            return
+        if self._done:
+            starving = self._leasing and any(lane.starving() for lane in self._lanes)
+            await asyncio.sleep(0 if starving or len(self._done) >= ENOUGH else LINGER)
+            return
+        self.resting.set()
+        now = self._clock()
+        moments = [now + self._settings.poll.total_seconds(), self._next_sweep]
+        if self._next_due is not None:
+            moments.append(self._next_due)
+        timeout = max(0.0, min(moments) - now)
+        if self._leasing and any(self._room(lane) for lane in self._lanes):
+            await self._wait_for_work(timeout)
+        else:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._wake.wait()
+        self._wake.clear()
+        await asyncio.sleep(0)
+
+    async def _wait_for_work(self, timeout: float) -> None:
+        """For a hint of the engine or a word from a slot, whichever comes first."""
+        if self._wake.is_set():
+            return
+        queues = [queue for lane in self._lanes for queue in lane.queues]
+        hint = asyncio.ensure_future(self._engine.wait(queues, timeout))
+        word = asyncio.ensure_future(self._wake.wait())
+        try:
+            await asyncio.wait({hint, word}, return_when=asyncio.FIRST_COMPLETED)
+            hinted = hint.done() and hint.exception() is None and hint.result()
+        finally:
+            for waiting in (hint, word):
+                waiting.cancel()
+            await asyncio.gather(hint, word, return_exceptions=True)
+        if hinted:
+            self._next_sweep = min(self._next_sweep, self._clock())  # it may have been put for later
+
+    async def _wait_for_the_engine(self, error: EngineError) -> None:
+        pause = self._backoff * random.uniform(0.5, 1.5)
+        log.warning("the engine is away, trying again in %.1f s: %s", pause, error)
+        self._backoff = min(self._backoff * 2, LAST_BACKOFF)
+        await asyncio.sleep(pause)

@@ -1,0 +1,288 @@
+"""Run one job: from the bytes of a lease to an outcome, in small named steps."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+import traceback
+from collections.abc import Callable
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import Any
+
+from msgspec import Struct
+
+from skep import verdict, wire
+from skep.context import Job, Listener, current
+from skep.errors import BrokenPayload, SkepError, UnknownTask
+from skep.job import (
+    Broken,
+    Cancelled,
+    Dead,
+    Done,
+    Error,
+    Lease,
+    Outcome,
+    Release,
+    Retry,
+    Snooze,
+    describe,
+)
+from skep.policy import MILLISECOND, TIMED_OUT, Policy, after_failure, after_success
+from skep.registry import Registry
+from skep.signature import Depends, Signature, encode_value
+from skep.strategy import Delete, Repeat
+from skep.task import Task
+from skep.worker.processes import ChildPool, Crashed, Remote
+from skep.worker.slots import Slot, Stop
+from skep.worker.threads import SlotThread
+
+log = logging.getLogger("skep.worker")
+
+DONE = Done()
+
+
+class Attempt(Struct):
+    """One run of one job, ready to be performed."""
+
+    job: Job
+    task: Task[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Ended(Struct):
+    """How a run ended: it returned, raised, or was stopped."""
+
+    value: Any = None
+    error: BaseException | None = None
+    stop: Stop | None = None
+
+
+class Runner:
+    """The one place where a job's code is called."""
+
+    def __init__(self, registry: Registry, listener: Listener, children: ChildPool) -> None:
+        self._registry = registry
+        self._listener = listener
+        self._children = children
+        self._random: Callable[[], float] = random.random
+
+    async def run(self, lease: Lease, slot: Slot) -> Outcome | None:
+        """Everything that happens to a job between its lease and its settling.  None: nothing to record."""
+        try:
+            attempt = self._prepare(lease)
+        except (BrokenPayload, UnknownTask) as error:
+            return await self._broken(lease, error)
+        self._watch(attempt, slot)
+        if self._registry.hooks["fetched"]:
+            await self.tell("fetched", attempt.job)
+        ended = await self._perform(attempt, slot)
+        outcome = self._judge(attempt, ended)
+        if self._registry.hooked:
+            await self._report(attempt, ended, outcome)
+        return outcome
+
+    # --- before --------------------------------------------------------------------------
+
+    def _prepare(self, lease: Lease) -> Attempt:
+        envelope = wire.decode(lease.body)
+        task = self._registry.task_named(envelope.task)
+        args, kwargs = task.signature.decode(envelope.args, envelope.kwargs)
+        return Attempt(Job(self._registry, lease, envelope, self._listener), task, args, kwargs)
+
+    def _watch(self, attempt: Attempt, slot: Slot) -> None:
+        """From here on somebody looks at the clock for this job."""
+        timeout_ms = attempt.job.envelope.timeout_ms or attempt.task.options.timeout_ms
+        if timeout_ms is not None:
+            slot.deadline = slot.started + timeout_ms / 1000
+
+    async def _broken(self, lease: Lease, error: SkepError) -> Outcome:
+        log.error("job %s cannot be run and is kept as broken: %s", lease.id, error)
+        return Broken(describe(error))
+
+    # --- the run -------------------------------------------------------------------------
+
+    async def _perform(self, attempt: Attempt, slot: Slot) -> Ended:
+        """Call it, and make of whatever happens a value."""
+        current.set(attempt.job)
+        try:
+            if self._registry.middlewares:
+                value = await self._wrapped(attempt, slot)
+            else:
+                value = await self._call(attempt, slot)
+        except asyncio.CancelledError as error:
+            return self._stopped(slot, error)
+        except Crashed:
+            return Ended(stop=Stop.LOST)  # counted already, so its lease has ended
+        except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+            return Ended(error=error, stop=slot.stop)
+        if slot.stop is not None:  # it swallowed its cancellation, but that does not make it in time
+            _uncancel()
+        return Ended(value=value, stop=slot.stop)
+
+    def _stopped(self, slot: Slot, error: asyncio.CancelledError) -> Ended:
+        if slot.stop is None:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise error  # the worker itself is being torn down
+            return Ended(error=error)  # something inside the job was cancelled, by itself
+        _uncancel()
+        return Ended(stop=slot.stop)
+
+    async def _wrapped(self, attempt: Attempt, slot: Slot) -> Any:
+        """Through the middlewares, the first declared outermost."""
+
+        def around(index: int) -> Callable[[], Any]:
+            if index == len(self._registry.middlewares):
+                return lambda: self._call(attempt, slot)
+            return lambda: self._registry.middlewares[index](attempt.job, around(index + 1))
+
+        return await around(0)()
+
+    async def _call(self, attempt: Attempt, slot: Slot) -> Any:
+        task = attempt.task
+        if task.options.isolate is not None or self._children.wants(attempt.job.lease):
+            return await self._children.call(attempt.job, task.options, slot)
+        if not task.signature.provided:
+            return await self._call_here(task, attempt.args, attempt.kwargs, slot)
+        async with AsyncExitStack() as stack:
+            provided = await provide(task.signature, attempt.job, stack)
+            return await self._call_here(task, attempt.args, {**attempt.kwargs, **provided}, slot)
+
+    async def _call_here(
+        self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], slot: Slot
+    ) -> Any:
+        if task.is_async:
+            return await task.function(*args, **kwargs)
+        thread = slot.resource
+        if not isinstance(thread, SlotThread):
+            thread = slot.resource = SlotThread()
+        try:
+            return await thread.call(task.function, args, kwargs)
+        finally:
+            if thread.left:  # it runs on: nobody listens to it any more, and the slot gets a new one
+                slot.resource = None
+                log.error(
+                    "job %s is stuck: its thread cannot be stopped", slot.lease.id if slot.lease else "?"
+                )
+
+    # --- after ---------------------------------------------------------------------------
+
+    def _judge(self, attempt: Attempt, ended: Ended) -> Outcome | None:
+        """What becomes of the job.  Pure, but for the dice of the backoff."""
+        job, task = attempt.job, attempt.task
+        policy = task.options.policy.overridden(job.envelope)
+        if ended.stop is not None:
+            return self._after_stop(job, policy, ended.stop)
+        if ended.error is not None:
+            return self._after_error(job, task, policy, ended.error)
+        if isinstance(ended.value, verdict.Verdict):
+            return self._after_error(job, task, policy, ended.value)
+        return self._after_value(job, task, policy, ended.value)
+
+    def _after_stop(self, job: Job, policy: Policy, stop: Stop) -> Outcome | None:
+        match stop:
+            case Stop.LOST:
+                return None
+            case Stop.CANCELLED:
+                return Cancelled()
+            case Stop.RELEASED:
+                return Release()
+            case Stop.TIMEOUT:
+                error = Error("TimeoutError", "it ran out of time and was stopped")
+                return self._after_timeout(job.lease, policy, error)
+
+    def _after_timeout(self, lease: Lease, policy: Policy, error: Error) -> Outcome:
+        return after_failure(policy.on_timeout, lease, random=self._random, reason=TIMED_OUT, error=error)
+
+    def timed_out(self, lease: Lease, error: Error) -> Outcome:
+        """The outcome for a job that is past its time and does not stop."""
+        envelope = wire.decode(lease.body)
+        policy = self._registry.task_named(envelope.task).options.policy.overridden(envelope)
+        return self._after_timeout(lease, policy, error)
+
+    def _after_error(self, job: Job, task: Task[..., Any], policy: Policy, error: BaseException) -> Outcome:
+        if isinstance(error, Remote):
+            strategy = error.strategy or policy.on_error
+            return after_failure(strategy, job.lease, random=self._random, error=error.told)
+        strategy = task.strategy_for(error, policy)
+        match error:
+            case verdict.Snooze(after=after):
+                return Snooze(after)
+            case verdict.Failure(reason=reason):
+                ending = strategy.ending if isinstance(strategy, Repeat) else strategy
+                return after_failure(ending, job.lease, random=self._random, error=Error("Failure", reason))
+            case verdict.Retry(reason=reason, after=after):
+                told = Error("Retry", reason)
+                outcome = after_failure(strategy, job.lease, random=self._random, error=told)
+                if isinstance(outcome, Retry) and after is not None:
+                    return Retry(delay=after, error=told, queue=outcome.queue)
+                return outcome
+        told = describe(error, "".join(traceback.format_exception(error)))
+        return after_failure(strategy, job.lease, random=self._random, error=told)
+
+    def _after_value(self, job: Job, task: Task[..., Any], policy: Policy, value: Any) -> Outcome:
+        ttl_ms = job.envelope.result_ttl_ms
+        if ttl_ms is None:
+            ttl_ms = task.options.result_ttl_ms
+        if ttl_ms is None and isinstance(policy.on_success, Delete) and not job.emissions:
+            return DONE
+        try:
+            result = None if ttl_ms is None else encode_value(value)
+        except (TypeError, ValueError) as error:
+            told = describe(error)
+            return Dead(reason="failed", error=Error(told.type, f"its result cannot be kept: {told.message}"))
+        ttl = None if ttl_ms is None else ttl_ms * MILLISECOND
+        return after_success(policy.on_success, result=result, result_ttl=ttl, emit=job.emissions)
+
+    async def _report(self, attempt: Attempt, ended: Ended, outcome: Outcome | None) -> None:
+        """Let those know who asked for it; nothing they do changes the outcome."""
+        job = attempt.job
+        if ended.stop is Stop.TIMEOUT:
+            await self.tell("timeout", job)
+        elif ended.stop is Stop.LOST:
+            await self.tell("lost", job)
+        elif ended.error is not None or isinstance(ended.value, verdict.Verdict):
+            await self.tell("error", job, ended.error or ended.value)
+        elif ended.stop is None:
+            await self.tell("finished", job, ended.value)
+        if isinstance(outcome, Dead):
+            await self.tell("dead", job, outcome.reason)
+
+    async def tell(self, event: str, *facts: Any) -> None:
+        for hook in self._registry.hooks[event]:
+            try:
+                answer = hook(*facts)
+                if inspect.isawaitable(answer):
+                    await answer
+            except Exception:
+                log.exception("the hook %s for %s raised", getattr(hook, "__qualname__", hook), event)
+
+
+async def provide(signature: Signature, job: Job, stack: AsyncExitStack) -> dict[str, Any]:
+    """What the worker gives to a function: the job itself, and its dependencies in their order."""
+    given: dict[str, Any] = {}
+    for name, source in signature.provided.items():
+        if isinstance(source, Depends):
+            kwargs = await provide(signature.providers[name], job, stack)
+            given[name] = await _make(source.provider, kwargs, stack)
+        else:
+            given[name] = job
+    return given
+
+
+async def _make(provider: Callable[..., Any], kwargs: dict[str, Any], stack: AsyncExitStack) -> Any:
+    if inspect.isasyncgenfunction(provider):
+        return await stack.enter_async_context(asynccontextmanager(provider)(**kwargs))
+    if inspect.isgeneratorfunction(provider):
+        return stack.enter_context(contextmanager(provider)(**kwargs))
+    made = provider(**kwargs)
+    return await made if inspect.isawaitable(made) else made
+
+
+def _uncancel() -> None:
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()

@@ -1,0 +1,89 @@
+"""What mypy must say about tasks.
+
+This file is checked by `mypy --strict` with unused ignores as errors: every `type: ignore` below is therefore
+an assertion that the line *is* an error, and every other line one that it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Annotated, Any, assert_type
+
+from skep import App, Depends, Handle, Job
+from skep.job import Job as Envelope
+
+app = App("memory://")
+
+
+@app.task(queue="mail")
+async def send(to: str, subject: str = "hi") -> int:
+    return len(to) + len(subject)
+
+
+@app.task
+def resize(path: str, *, width: int) -> bytes:
+    return path.encode() * width
+
+
+@app.task
+async def report(job: Job, day: int) -> str:
+    return f"{job.id} {day}"
+
+
+def connect() -> str:
+    return "connection"
+
+
+@app.task
+def query(sql: str, db: str = Depends(connect)) -> str:  # type: ignore[assignment]  # the marker is no str
+    return db + sql
+
+
+@app.task
+def query_too(sql: str, db: Annotated[str, Depends(connect)] = "") -> str:
+    return db + sql
+
+
+@app.task
+def anything(thing: object) -> None: ...
+
+
+@app.task
+def whatever(thing: Any) -> None: ...
+
+
+async def right_calls() -> None:
+    assert_type(await send.aenqueue("bob"), Handle[int])
+    assert_type(send.enqueue("bob", subject="x"), Handle[int])
+    assert_type(send.using(delay="5m").enqueue("bob", "x"), Handle[int])
+    assert_type(await send.using(queue="slow").aenqueue("bob"), Handle[int])
+    assert_type(await (await send.aenqueue("bob")).aresult(), int)
+    assert_type(resize.enqueue("a.png", width=3).result(timeout="1s"), bytes)
+    coroutine: Coroutine[Any, Any, int] = send("bob")
+    assert_type(await coroutine, int)
+    assert_type(resize("a.png", width=2), bytes)
+    assert_type(await report.aenqueue(5), Handle[str])
+    assert_type(query_too.enqueue("select"), Handle[str])
+    assert_type(send.job("bob"), Envelope)
+    assert_type(anything.enqueue(5), Handle[None])
+    whatever.enqueue(5)
+
+
+async def wrong_calls(job: Job) -> None:
+    await send.aenqueue()  # type: ignore[call-arg]  # `to` is missing
+    await send.aenqueue(5)  # type: ignore[arg-type]  # not a str
+    send.enqueue("bob", "x", "y")  # type: ignore[call-arg]  # one too many
+    send.enqueue("bob", topic="x")  # type: ignore[call-arg]  # no such parameter
+    resize.enqueue("a.png")  # type: ignore[call-arg]  # `width` is missing
+    resize.enqueue("a.png", width="3")  # type: ignore[arg-type]  # not an int
+    send.using(delay="5m").enqueue(5)  # type: ignore[arg-type]  # checked through `using`
+    send.using(dealy="5m")  # type: ignore[call-arg]  # a misspelt circumstance
+    send.using(priority="high")  # type: ignore[arg-type]  # not an int
+    await report.aenqueue(job, 5)  # type: ignore[call-arg, arg-type]  # the job is the worker's to give
+    job.emit(send, 5)  # type: ignore[arg-type]  # checked through `emit`
+    app.task(queue=5)  # type: ignore[call-overload]  # not a str
+
+
+def test_the_assertions_above_are_mypys() -> None:
+    """They run in the type check; here we see only that the module is sound."""
+    assert {send.name, resize.name} <= set(app.tasks)

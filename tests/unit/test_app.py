@@ -1,0 +1,469 @@
+"""Declaring tasks and enqueuing them."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import os
+import sqlite3
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from skep import App, Failure, Filter, Job, State, dead, delete, repeat
+from skep.broker import Durability, Receipt
+from skep.brokers.memory import MemoryBroker
+from skep.errors import (
+    BadName,
+    BadSetting,
+    DurabilityTooLow,
+    JobFailed,
+    QueueFull,
+    ResultNotKept,
+    UnknownEngine,
+)
+from skep.job import Job as Envelope
+from skep.wire import decode
+from skep.worker import Mode, Settings, Worker
+
+
+@pytest.fixture
+async def app() -> AsyncIterator[App]:
+    app = App("memory://")
+    yield app
+    await app.aclose()
+
+
+async def work(app: App) -> None:
+    await Worker(app, Settings(mode=Mode.UNTIL_EMPTY)).run()
+
+
+async def envelope_of(app: App, job_id: str) -> Envelope:
+    record = await app.jobs.aget(job_id)
+    assert record is not None
+    return decode(record.body)
+
+
+# --- declaring ---------------------------------------------------------------------------
+
+
+async def test_a_task_stays_a_plain_callable(app: App) -> None:
+    @app.task
+    def double(n: int) -> int:
+        """Twice as much."""
+        return n * 2
+
+    @app.task(queue="other")
+    async def triple(n: int) -> int:
+        return n * 3
+
+    assert double(4) == 8
+    assert await triple(4) == 12
+    assert (double.__name__, double.__doc__) == ("double", "Twice as much.")
+
+
+def test_names_are_those_of_module_and_function_unless_given(app: App) -> None:
+    @app.task
+    def one() -> None: ...
+
+    @app.task(name="short")
+    def two() -> None: ...
+
+    assert one.name.endswith("test_app.test_names_are_those_of_module_and_function_unless_given.one")
+    assert two.name == "short"
+
+
+def test_two_tasks_cannot_share_a_name(app: App) -> None:
+    @app.task(name="same")
+    def one() -> None: ...
+
+    with pytest.raises(BadSetting, match="same"):
+
+        @app.task(name="same")
+        def two() -> None: ...
+
+
+def test_a_bad_queue_or_priority_fails_at_declaration(app: App) -> None:
+    with pytest.raises(BadName, match="queue"):
+        app.task(queue="not a queue")(lambda: None)
+    with pytest.raises(BadName, match="priority"):
+        app.task(priority=1000)(lambda: None)
+
+
+def test_a_timeout_that_cannot_be_kept_is_refused_at_declaration(app: App) -> None:
+    """S0.15, S0.18: threads cannot be stopped."""
+
+    def compute() -> None: ...
+
+    with pytest.raises(BadSetting, match='isolate="process"'):
+        app.task(timeout="1s")(compute)
+    app.task(timeout="1s", abandon=True, name="a")(compute)
+    app.task(timeout="1s", isolate="process", name="b")(compute)
+    with pytest.raises(BadSetting, match="isolate"):
+        app.task(isolate="submarine", name="c")(compute)
+
+
+def test_a_timeout_given_for_one_call_is_held_to_the_same_rule(app: App) -> None:
+    @app.task
+    def compute() -> None: ...
+
+    with pytest.raises(BadSetting, match="thread"):
+        compute.using(timeout="1s")
+
+
+# --- enqueuing ---------------------------------------------------------------------------
+
+
+async def test_an_enqueued_job_carries_its_arguments(app: App) -> None:
+    """S0.3, S0.36: one line, good defaults."""
+
+    @app.task
+    async def send(to: str, *, copies: int = 1) -> None: ...
+
+    handle = await send.aenqueue("bob", copies=2)
+    envelope = await envelope_of(app, handle.id)
+    assert bytes(envelope.args) == b'["bob"]'
+    assert bytes(envelope.kwargs) == b'{"copies":2}'
+    assert envelope.queue == "default"
+
+
+@pytest.mark.parametrize("bad", [(), (1,), ("bob", "hi", "more"), (None,)])
+async def test_wrong_arguments_are_a_type_error_here_and_not_in_the_worker(
+    app: App, bad: tuple[object, ...]
+) -> None:
+    @app.task
+    async def send(to: str, subject: str = "hi") -> None: ...
+
+    with pytest.raises(TypeError):
+        await send.aenqueue(*bad)  # type: ignore[arg-type]  # wrong on purpose
+    assert await app.jobs.afind() == []
+
+
+async def test_a_value_without_a_json_form_is_refused(app: App) -> None:
+    @app.task
+    async def take(thing: object) -> None: ...
+
+    with pytest.raises(TypeError, match="no JSON form"):
+        await take.aenqueue(object())
+
+
+async def test_everything_may_be_said_differently_for_one_call(app: App) -> None:
+    """S0.36: each default can be overridden."""
+
+    @app.task
+    async def send(to: str) -> None: ...
+
+    call = send.using(
+        delay="5m", priority=5, unique="mail:bob", queue="slow", expires="1h", job_id="mine", result_ttl="1h",
+        timeout="10s", key="bob", on_error=repeat(2).then(delete), on_success=delete, headers={"trace": "1"},
+    )  # fmt: skip
+    handle = await call.aenqueue("bob")
+    record = await app.jobs.aget("mine")
+    assert record is not None
+    assert handle.id == "mine"
+    assert (record.queue, record.priority, record.unique, record.key) == ("slow", 5, "mail:bob", "bob")
+    assert record.due_at - record.put_at == timedelta(minutes=5)
+    assert record.expires_at is not None
+    assert record.expires_at - record.put_at == timedelta(hours=1)
+    envelope = decode(record.body)
+    assert (envelope.timeout_ms, envelope.result_ttl_ms, envelope.chosen) == (10_000, 3_600_000, True)
+    assert envelope.on_error == repeat(2).then(delete)
+    assert envelope.headers == {"trace": "1"}
+
+
+async def test_a_job_may_be_for_a_moment_in_the_far_future(app: App) -> None:
+    """S2.18, S2.29: a year and more."""
+
+    @app.task
+    async def celebrate() -> None: ...
+
+    moment = datetime(2100, 1, 1, tzinfo=UTC)
+    handle = await celebrate.using(at=moment, expires=datetime(2100, 1, 2, tzinfo=UTC)).aenqueue()
+    record = await handle.astatus()
+    assert record is not None
+    assert record.due_at == moment
+    with pytest.raises(BadSetting, match="not both"):
+        celebrate.using(at=moment, delay="1s")
+    with pytest.raises(BadSetting, match="time zone"):
+        await celebrate.using(at=datetime(2100, 1, 1)).aenqueue()  # noqa: DTZ001  # naive on purpose
+
+
+async def test_a_chosen_id_and_a_unique_key_make_one_job(app: App) -> None:
+    @app.task
+    async def send(to: str) -> None: ...
+
+    first = await send.using(unique="bob").aenqueue("bob")
+    second = await send.using(unique="bob").aenqueue("bob")
+    assert (first.created, second.created, second.id) == (True, False, first.id)
+
+
+async def test_many_calls_become_few_puts(app: App) -> None:
+    @app.task
+    async def add(a: int, b: int = 1) -> None: ...
+
+    handles = await add.many([(1, 2), (3,), 4]).aenqueue()
+    bodies = [bytes((await envelope_of(app, handle.id)).args) for handle in handles]
+    assert bodies == [b"[1,2]", b"[3]", b"[4]"]
+
+
+class CountingBroker(MemoryBroker):
+    """Counts the puts, and has to be waited for like an engine at the other end of a wire."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bundles: list[int] = []
+
+    async def put(self, jobs: Sequence[Envelope], *, token: str | None = None) -> list[Receipt]:
+        self.bundles.append(len(jobs))
+        await asyncio.sleep(0)
+        if any(job.queue == "full" for job in jobs):
+            raise QueueFull("full", 0)
+        return await super().put(jobs, token=token)
+
+
+@pytest.fixture
+async def counting(app: App) -> CountingBroker:
+    app._engine = engine = CountingBroker()
+    return engine
+
+
+async def test_concurrent_enqueues_are_coalesced(app: App, counting: CountingBroker) -> None:
+    @app.task
+    async def ping(n: int) -> None: ...
+
+    handles = await asyncio.gather(*(ping.aenqueue(n) for n in range(200)))
+    assert len({handle.id for handle in handles}) == 200
+    assert sum(counting.bundles) == 200
+    assert len(counting.bundles) <= 3
+
+
+async def test_one_bad_job_of_a_bundle_fails_alone(app: App, counting: CountingBroker) -> None:
+    @app.task
+    async def ping(n: int) -> None: ...
+
+    calls = [ping.using(queue="full" if n == 3 else "default").aenqueue(n) for n in range(6)]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [isinstance(answer, QueueFull) for answer in answers] == [n == 3 for n in range(6)]
+    assert len(await app.jobs.afind()) == 5
+
+
+async def test_a_caller_that_gives_up_disturbs_no_other(app: App, counting: CountingBroker) -> None:
+    @app.task
+    async def ping(n: int) -> None: ...
+
+    impatient = asyncio.create_task(ping.aenqueue(1))
+    patient = asyncio.create_task(ping.aenqueue(2))
+    await asyncio.sleep(0)
+    impatient.cancel()
+    assert (await patient).created
+    with pytest.raises(asyncio.CancelledError):
+        await impatient
+
+
+# --- from synchronous code ---------------------------------------------------------------
+
+
+def test_synchronous_code_enqueues_looks_and_cancels(tmp_path: Path) -> None:
+    """S1.20: what fails raises; sync and async."""
+    app = App(f"sqlite:///{tmp_path}/jobs.db")
+
+    @app.task
+    def send(to: str) -> None: ...
+
+    handle = send.enqueue("bob")
+    status = handle.status()
+    assert status is not None
+    assert status.state is State.READY
+    assert len(send.many(["eve", "joe"]).enqueue()) == 2
+    assert app.queues.counts()["default"].ready == 3
+    assert handle.cancel() is True
+    assert app.jobs.find(Filter(state=State.CANCELLED))[0].id == handle.id
+    app.close()
+    assert app.queues.counts()["default"].ready == 2  # used again, it opens again
+    app.close()
+
+
+def test_threads_may_enqueue_at_once(tmp_path: Path) -> None:
+    app = App(f"sqlite:///{tmp_path}/jobs.db")
+
+    @app.task
+    def ping(n: int) -> None: ...
+
+    async def from_threads() -> None:
+        await asyncio.gather(*(asyncio.to_thread(ping.enqueue, n) for n in range(30)))
+
+    asyncio.run(from_threads())
+    assert app.queues.counts()["default"].ready == 30
+    app.close()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from 3.12 on, forking with threads warns
+def test_after_a_fork_the_app_opens_an_engine_of_its_own(tmp_path: Path) -> None:
+    """F48."""
+    app = App(f"sqlite:///{tmp_path}/jobs.db")
+
+    @app.task
+    def ping() -> None: ...
+
+    ping.enqueue()
+    child = os.fork()
+    if child == 0:
+        ping.enqueue()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert app.queues.counts()["default"].ready == 2
+    app.close()
+
+
+# --- results -----------------------------------------------------------------------------
+
+
+async def test_a_kept_result_comes_back_as_what_it_was(app: App) -> None:
+    """S0.44."""
+
+    @app.task(result_ttl="1h")
+    async def when(day: int) -> datetime:
+        return datetime(2026, 1, day, tzinfo=UTC)
+
+    handle = await when.aenqueue(5)
+    waiting = asyncio.create_task(handle.aresult(timeout="10s"))
+    await work(app)
+    assert await waiting == datetime(2026, 1, 5, tzinfo=UTC)
+
+
+async def test_a_result_that_nobody_keeps_is_said_to_be_gone(app: App) -> None:
+    @app.task
+    async def forget() -> int:
+        return 1
+
+    handle = await forget.aenqueue()
+    await work(app)
+    with pytest.raises(ResultNotKept, match="result_ttl"):
+        await handle.aresult(timeout="1s")
+
+
+async def test_the_result_of_a_dead_job_is_its_error(app: App) -> None:
+    @app.task(result_ttl="1h", on_error=dead)
+    async def fail() -> int:
+        raise ValueError("no luck")
+
+    handle = await fail.aenqueue()
+    await work(app)
+    with pytest.raises(JobFailed, match="ValueError: no luck"):
+        await handle.aresult(timeout="1s")
+
+
+async def test_waiting_for_a_result_ends(app: App) -> None:
+    @app.task(result_ttl="1h")
+    async def later() -> int:
+        return 1
+
+    handle = await later.aenqueue()
+    with pytest.raises(TimeoutError):
+        await handle.aresult(timeout="10ms")
+
+
+# --- the engine behind -------------------------------------------------------------------
+
+
+async def test_a_floor_of_durability_is_enforced_at_first_use() -> None:
+    app = App("memory://", durability=Durability.PROCESS)
+
+    @app.task
+    async def ping() -> None: ...
+
+    with pytest.raises(DurabilityTooLow):
+        await ping.aenqueue()
+
+
+async def test_an_unknown_engine_is_a_clear_error() -> None:
+    app = App("carrier-pigeon://roof")
+
+    @app.task
+    async def ping() -> None: ...
+
+    with pytest.raises(UnknownEngine):
+        await ping.aenqueue()
+
+
+async def test_a_job_may_join_the_callers_transaction(tmp_path: Path) -> None:
+    app = App(f"sqlite:///{tmp_path}/jobs.db")
+
+    @app.task
+    async def ping() -> None: ...
+
+    await ping.aenqueue()
+    mine = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
+    mine.execute("BEGIN IMMEDIATE")
+    await ping.using(tx=mine).aenqueue()
+    mine.execute("ROLLBACK")
+    mine.close()
+    assert (await app.queues.acounts())["default"].ready == 1
+    await app.aclose()
+
+
+async def test_an_engine_without_transactions_says_so(app: App) -> None:
+    @app.task
+    async def ping() -> None: ...
+
+    with pytest.raises(BadSetting, match="transactions"):
+        await ping.using(tx=object()).aenqueue()
+
+
+# --- operating ---------------------------------------------------------------------------
+
+
+async def test_the_fate_of_jobs_is_in_the_operators_hand(app: App) -> None:
+    """S1.19, S2.10, S2.17: pause, replay, purge."""
+
+    @app.task(on_error=dead)
+    async def fail() -> None:
+        raise Failure("never")
+
+    @app.task(queue="other")
+    async def fine() -> None: ...
+
+    broken = [(await fail.aenqueue()).id for _ in range(3)]
+    await app.queues.apause("other")
+    assert await app.queues.apause("other") is False
+    handle = await fine.aenqueue()
+    await work(app)
+    assert "paused" in (await app.jobs.aexplain(handle.id))[0]
+    assert {record.id for record in await app.jobs.afind(Filter(state=State.DEAD))} == set(broken)
+    assert await app.jobs.areplay(broken[0]) == [True]
+    assert await app.jobs.areplay_all(Filter(state=State.DEAD)) == 2
+    await work(app)
+    assert await app.jobs.apurge(Filter(state=State.DEAD)) == 3
+    assert await app.queues.aresume("other") is True
+    assert await app.queues.ablock("other") is True
+    assert [rule.kind.value for rule in await app.queues.arules()] == ["block"]
+    assert await app.queues.aunblock("other") is True
+    assert await app.jobs.areschedule(handle.id, datetime(2100, 1, 1, tzinfo=UTC)) is True
+    assert await app.queues.adrop("other") == 1
+
+
+async def test_types_defined_beside_a_local_task_are_found(app: App) -> None:
+    class Colour(enum.Enum):
+        RED = "red"
+
+    @app.task
+    async def bare(colour: Colour) -> None: ...
+
+    @app.task(queue="other")
+    async def declared(colour: Colour) -> None: ...
+
+    for task in (bare, declared):
+        handle = await task.aenqueue(Colour.RED)
+        assert bytes((await envelope_of(app, handle.id)).args) == b'["red"]'
+
+
+async def test_a_parameter_of_type_job_is_not_an_argument(app: App) -> None:
+    @app.task(result_ttl="1h")
+    async def who(job: Job, name: str) -> str:
+        return f"{name} {job.attempt}"
+
+    handle = await who.aenqueue("bob")
+    await work(app)
+    assert await handle.aresult(timeout="1s") == "bob 1"
