@@ -1,0 +1,136 @@
+"""`skep queues`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import click
+from msgspec.structs import asdict
+
+from skep.broker import Counts, Filter, Rule, RuleKind, Scope
+from skep.cli.output import counted, shown_span
+from skep.cli.session import PROBLEMS, Session, on_app
+from skep.job import State
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+STATES = ("ready", "scheduled", "held", "running", "done", "dead", "cancelled")
+
+
+@click.group(invoke_without_command=True)
+@click.option("--age", is_flag=True, help="Also how long the oldest ready job waits (one look per queue).")
+@on_app
+async def queues(session: Session, age: bool) -> None:
+    """List queues with their jobs per state; pause, resume, block, unblock or drop them."""
+    counts = await session.queues.acounts()
+    rules = await session.queues.arules()
+    ages = await oldest_of(session, counts) if age else {}
+    if not counts:
+        session.out.note("no queue has held a job yet")
+    for name, count in counts.items():
+        facts = {"queue": name, **asdict(count), "rules": rules_on(name, rules)}
+        session.out.document(facts | ({"oldest_s": ages.get(name)} if age else {}))
+    columns = ["queue", *(f">{state}" for state in STATES), *([">oldest"] if age else []), "rules"]
+    rows = [row_of(name, count, rules, ages if age else None) for name, count in counts.items()]
+    if rows:
+        session.out.table(columns, rows)
+    if others := [rule for rule in rules if rule.scope is not Scope.QUEUE]:
+        session.out.table(["scope", "name", "rule"], [[r.scope.value, r.name, told(r)] for r in others])
+
+
+def row_of(name: str, count: Counts, rules: list[Rule], ages: dict[str, float] | None) -> list[str | int]:
+    numbers = [getattr(count, state) for state in STATES]
+    age = [] if ages is None else [shown_span(timedelta(seconds=ages[name])) if name in ages else ""]
+    return [name, *numbers, *age, ", ".join(rules_on(name, rules))]
+
+
+def rules_on(queue: str, rules: list[Rule]) -> list[str]:
+    return [told(rule) for rule in rules if rule.scope is Scope.QUEUE and rule.name == queue]
+
+
+def told(rule: Rule) -> str:
+    match rule.kind:
+        case RuleKind.PAUSE:
+            return "paused"
+        case RuleKind.BLOCK:
+            return "blocked"
+        case _:
+            return f"{rule.kind.value} {rule.n}"
+
+
+async def oldest_of(session: Session, counts: dict[str, Counts]) -> dict[str, float]:
+    """For how many seconds the first ready job of each queue has been waiting."""
+    now = await (await session.app.ready()).now()
+    ages = {}
+    for queue in [name for name, count in counts.items() if count.ready]:
+        where = Filter(queue=queue, state=State.READY, scheduled=False)
+        for record in await session.jobs.afind(where, limit=1):
+            ages[queue] = (now - record.put_at).total_seconds()
+    return ages
+
+
+# --- rules -------------------------------------------------------------------------------
+
+
+def rule_command(command: F) -> F:
+    command = click.option("--task", "is_task", is_flag=True, help="NAME is a task, not a queue.")(command)
+    return click.argument("name")(command)
+
+
+@queues.command()
+@rule_command
+@on_app
+async def pause(session: Session, name: str, is_task: bool) -> None:
+    """Start nothing more of it; what runs finishes, nothing is lost."""
+    await change(session, name, "paused", session.queues.apause(name, scope=scope(is_task)))
+
+
+@queues.command()
+@rule_command
+@on_app
+async def resume(session: Session, name: str, is_task: bool) -> None:
+    """Undo pause."""
+    await change(session, name, "resumed", session.queues.aresume(name, scope=scope(is_task)))
+
+
+@queues.command()
+@rule_command
+@on_app
+async def block(session: Session, name: str, is_task: bool) -> None:
+    """The same as pause, for administrators: what users resume stays blocked."""
+    await change(session, name, "blocked", session.queues.ablock(name, scope=scope(is_task)))
+
+
+@queues.command()
+@rule_command
+@on_app
+async def unblock(session: Session, name: str, is_task: bool) -> None:
+    """Undo block."""
+    await change(session, name, "unblocked", session.queues.aunblock(name, scope=scope(is_task)))
+
+
+def scope(is_task: bool) -> Scope:
+    return Scope.TASK if is_task else Scope.QUEUE
+
+
+async def change(session: Session, name: str, done: str, answer: Awaitable[bool]) -> None:
+    """Repeating it does no harm, so it is no error either."""
+    changed = await answer
+    session.out.say(f"{name}: {done}" if changed else f"{name}: nothing to do, it was so already")
+    session.out.document({"name": name, done: True, "changed": changed})
+
+
+@queues.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@on_app
+async def drop(session: Session, name: str, yes: bool) -> int | None:
+    """Forget a queue and all its jobs but those that run."""
+    if not yes:
+        click.confirm(f"Cancel and forget all jobs of queue {name!r}?", abort=True, err=True)
+    dropped = await session.queues.adrop(name)
+    session.out.say(f"{name}: {counted(dropped)} dropped")
+    session.out.document({"name": name, "dropped": dropped})
+    return None if dropped else PROBLEMS

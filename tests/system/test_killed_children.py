@@ -1,0 +1,45 @@
+"""What is left of child processes that were killed: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from skep.loading import load_app
+from skep.worker import Lane, Mode, Settings, Worker
+
+HERE = Path(__file__).parent
+SETTINGS = Settings(mode=Mode.UNTIL_EMPTY, lanes=[Lane({"default": 1}, 4)])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+async def test_a_hundred_killed_children_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F09, S0.22: no process, thread or descriptor."""
+    monkeypatch.delenv("WORKER_JOBS_URL", raising=False)
+    monkeypatch.syspath_prepend(str(HERE))
+    sys.modules.pop("worker_jobs", None)  # so that it takes this test's engine
+    app = load_app("worker_jobs:app")
+    await app.tasks["loop"].aenqueue()
+    await Worker(app, SETTINGS).run()
+    before = resources()
+
+    await app.tasks["loop"].many([()] * 100).aenqueue()
+    await Worker(app, SETTINGS).run()
+
+    counts = await app.engine.queues()
+    assert counts["default"].dead == 101
+    async with asyncio.timeout(20):
+        while resources() != before:
+            await asyncio.sleep(0.02)
+    await app.aclose()
+
+
+def resources() -> tuple[int, int, int]:
+    tasks = Path("/proc/self/task").iterdir()
+    children = [pid for task in tasks for pid in (task / "children").read_text().split()]
+    return len(children), threading.active_count(), len(os.listdir("/proc/self/fd"))

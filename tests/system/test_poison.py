@@ -1,0 +1,109 @@
+"""Jobs that take their process with them, on real engines with real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from skep.job import State
+from skep.loading import load_app
+from skep.registry import Registry
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+
+HERE = Path(__file__).parent
+NEIGHBOURS = 6
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    monkeypatch.setenv("WORKER_JOBS_URL", url)
+    return url
+
+
+@pytest.fixture
+async def app(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Registry]:
+    monkeypatch.syspath_prepend(str(HERE))
+    sys.modules.pop("worker_jobs", None)  # so that it takes this test's engine
+    app = load_app("worker_jobs:app")
+    yield app
+    await app.aclose()
+
+
+@contextmanager
+def workers(*options: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "skep", "worker", "worker_jobs:app", "--lease", "1s", *options]
+    process = subprocess.Popen(command, cwd=HERE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(30):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return state.rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.parametrize("how", ["exit", "kill"])
+async def test_poison_is_dead_after_three_crashes_and_no_neighbour_is(
+    url: str, app: Registry, how: str
+) -> None:
+    """F07, F08, S0.45: it kills the worker once, with everybody in it; after that only its own process."""
+    neighbours = [await app.tasks["neighbour"].aenqueue(0.3) for _ in range(NEIGHBOURS)]
+    poison = await app.tasks["bomb"].aenqueue(how)
+    innocent = [await app.tasks["neighbour"].aenqueue(0.0) for _ in range(NEIGHBOURS)]
+
+    async def all_ended() -> bool:
+        records = [await handle.astatus() for handle in (poison, *neighbours, *innocent)]
+        return all(record is not None and record.state.terminal for record in records)
+
+    with workers("--processes", "2", "-q", "default=20"):
+        await until(all_ended)
+
+    record = await poison.astatus()
+    assert record is not None
+    assert (record.state, record.reason, record.crashes) == (State.DEAD, "crashed", 3)
+    for handle in (*neighbours, *innocent):
+        told = await handle.astatus()
+        assert told is not None
+        assert (told.state, told.failures) == (State.DONE, 0)
+        assert told.crashes <= 1
+
+
+async def test_children_die_with_their_worker_even_if_they_hear_nothing(
+    url: str, app: Registry, tmp_path: Path
+) -> None:
+    """F06, F48: kill -9 of the worker while its child is in a C function that holds the interpreter."""
+    sign = tmp_path / "pid"
+    await app.tasks["hold"].aenqueue(str(sign))
+
+    async def started() -> bool:
+        return sign.exists() and bool(sign.read_text())
+
+    async def gone() -> bool:
+        return not is_running(int(sign.read_text()))
+
+    with workers() as worker:
+        await until(started)
+        assert not await gone()
+        worker.send_signal(signal.SIGKILL)
+        await until(gone)
