@@ -1,0 +1,60 @@
+"""The README says what happens."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of this language: every second piece between fences is inside of one."""
+    inside = re.split(r"^```", README, flags=re.MULTILINE)[1::2]
+    return [text.partition("\n")[2] for text in inside if text.partition("\n")[0] == language]
+
+
+def test_the_tutorial_works_as_written(tmp_path: Path) -> None:
+    for block in blocks("python"):
+        [name] = re.findall(r"^# (\w+\.py)$", block, re.MULTILINE)
+        (tmp_path / name).write_text(block)
+    commands = next(block for block in blocks("") if "skep worker" in block).strip().splitlines()
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    (bin_folder / "python3").symlink_to(sys.executable)
+    (bin_folder / "skep").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m skep "$@"\n')
+    (bin_folder / "skep").chmod(0o755)
+    env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "PYTHONPATH": _site_packages()}
+    outputs = [
+        subprocess.run(
+            ["sh", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+        )
+        for command in commands
+    ]
+    produced, worked, queues, jobs = (output.stdout for output in outputs)
+    assert re.fullmatch(r"[0-9a-f-]{36}\n", produced)
+    assert "to a@example.org: hello" in worked
+    assert "mail" in queues
+    assert "count_words" in jobs
+
+
+def _site_packages() -> str:
+    """A link to the interpreter loses its environment: hand its paths on."""
+    return os.pathsep.join(path for path in sys.path if path)
+
+
+def test_the_two_commands_are_those_of_dev_py() -> None:
+    told = subprocess.run(
+        [sys.executable, str(ROOT / "dev.py"), "--help"], capture_output=True, text=True, check=True
+    )
+    for command in re.findall(r"^python3 dev\.py (\w+)", README, re.MULTILINE):
+        assert command in told.stdout
+
+
+def test_every_file_that_the_readme_links_to_is_there() -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", README):
+        assert (ROOT / link).exists(), link

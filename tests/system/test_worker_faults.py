@@ -1,0 +1,195 @@
+"""Worker processes that are killed, stopped, asked to end, or blocked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skep import App, Filter, State
+from skep.job import Record
+from skep.testing.make import a_job
+
+from .fleet import Fleet, wait_for
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(tmp_path)
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture
+def app(fleet: Fleet) -> Iterator[App]:
+    app = App(fleet.url)
+    yield app
+    app.close()
+
+
+def put(app: App, task: str, *args: object, **facts: object) -> str:
+    job = a_job(*args, task=task, **facts)
+    app.wait(app.aput(job))
+    return job.id
+
+
+def record_of(app: App, job_id: str) -> Record:
+    record = app.jobs.get(job_id)
+    assert record is not None
+    return record
+
+
+def ended(app: App, job_id: str) -> bool:
+    return record_of(app, job_id).state.terminal
+
+
+def events(record: Record) -> list[str]:
+    return [event.kind for event in record.history]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("options", "most"), [(["--lease", "3s"], 5.0), ([], 20.0)], ids=["3s", "default"])
+def test_what_a_killed_worker_was_doing_runs_again_soon(
+    fleet: Fleet, app: App, options: list[str], most: float
+) -> None:
+    """F01, S0.12, S1.29, S2.19, S3.31, S4.8: kill -9, and the history tells why there was a second run."""
+    job_id = put(app, "sleep_first", 60)
+    victim = fleet.start(*options)
+    wait_for(lambda: bool(fleet.told("start", job_id)))
+    fleet.start(*options)
+    victim.kill()
+    took = wait_for(lambda: len(fleet.told("start", job_id)) == 2)
+    assert took <= most
+    wait_for(lambda: ended(app, job_id))
+    record = record_of(app, job_id)
+    assert (record.state, record.attempts, record.crashes) == (State.DONE, 2, 1)
+    assert events(record) == ["crashed"]
+
+
+def test_a_rolling_deploy_loses_no_lease_and_counts_no_attempt(fleet: Fleet, app: App) -> None:
+    """F02, S0.34, S2.24, S3.32: short jobs finish, long ones start elsewhere at once, exit code 0."""
+    long_id = put(app, "sleep", 8)
+    old = fleet.start("--grace", "1s")
+    wait_for(lambda: bool(fleet.told("start", long_id)))
+    short_id = put(app, "sleep", 0.3)
+    wait_for(lambda: bool(fleet.told("start", short_id)))
+    new = fleet.start()
+    old.send_signal(signal.SIGTERM)
+    assert old.wait(10) == 0
+
+    took = wait_for(lambda: len(fleet.told("start", long_id)) == 2)
+    assert took < 2  # released, and not waited for its lease to end
+    assert record_of(app, short_id).state is State.DONE
+    wait_for(lambda: ended(app, long_id))
+    record = record_of(app, long_id)
+    assert (record.state, record.attempts, record.crashes) == (State.DONE, 1, 0)
+    assert events(record) == ["released"]
+    new.send_signal(signal.SIGINT)
+    assert new.wait(10) == 0
+
+
+def test_a_second_signal_does_not_wait_for_the_grace_period(fleet: Fleet, app: App) -> None:
+    """F03."""
+    job_id = put(app, "sleep", 60)
+    worker = fleet.start("--grace", "10m")
+    wait_for(lambda: bool(fleet.told("start", job_id)))
+    worker.send_signal(signal.SIGTERM)
+    worker.send_signal(signal.SIGINT)  # another one, since two of a kind may arrive as one
+    assert worker.wait(10) == 0
+    assert "Traceback" not in (worker.stderr.read() if worker.stderr else "")
+    assert record_of(app, job_id).state is State.READY
+
+
+def test_a_worker_that_was_stopped_past_its_lease_can_neither_settle_nor_renew(
+    fleet: Fleet, app: App
+) -> None:
+    """F04, I4, I5, S4.10: SIGSTOP and SIGCONT; the other run decides."""
+    job_id = put(app, "sleep_first", 4)
+    zombie = fleet.start("--lease", "1s")
+    wait_for(lambda: bool(fleet.told("start", job_id)))
+    zombie.send_signal(signal.SIGSTOP)
+    fleet.start("--lease", "1s")
+    wait_for(lambda: ended(app, job_id))
+    before = record_of(app, job_id)
+    zombie.send_signal(signal.SIGCONT)
+    marker = put(app, "sleep", 0)
+    wait_for(lambda: ended(app, marker))
+    zombie.send_signal(signal.SIGTERM)
+    assert zombie.wait(20) == 0
+    assert "is lost" in (zombie.stderr.read() if zombie.stderr else "")
+    assert record_of(app, job_id) == before
+    assert (before.state, before.crashes) == (State.DONE, 1)
+    assert [line.pid for line in fleet.told("end", job_id)].count(zombie.pid) == 0
+
+
+def test_a_blocked_event_loop_loses_no_lease(fleet: Fleet, app: App) -> None:
+    """F05: five times the lease, with another worker waiting for it; and somebody is told."""
+    job_id = put(app, "block", 5)
+    worker = fleet.start("--lease", "1s")
+    fleet.start("--lease", "1s")
+    wait_for(lambda: ended(app, job_id))
+    record = record_of(app, job_id)
+    assert (record.state, record.attempts, record.crashes) == (State.DONE, 1, 0)
+    assert len(fleet.told("start", job_id)) == 1
+    for one in fleet.workers:
+        one.send_signal(signal.SIGTERM)
+    errors = "".join(one.communicate(timeout=20)[1] for one in fleet.workers)
+    assert "blocked for" in errors
+    assert worker.returncode == 0
+
+
+@pytest.mark.timeout(120)
+def test_workers_killed_all_the_time_finish_everything_and_explain_every_second_run(
+    fleet: Fleet, app: App
+) -> None:
+    """F01, S0.21, S1.29, S1.34, L2, L3: no start without a lease, no second one without a reason."""
+    ids = [put(app, "sleep", 0.02, max_crashes=100) for _ in range(300)]
+    ids += [put(app, "fail_once", max_crashes=100) for _ in range(50)]
+    options = ("--lease", "1s", "--concurrency", "4")
+    for _ in range(3):
+        fleet.start(*options)
+    wait_for(lambda: any(fleet.lines()))
+    for turn in range(8):
+        fleet.workers[turn].kill()
+        fleet.start(*options)
+        seen = len(list(fleet.lines()))
+        wait_for(lambda seen=seen: len(list(fleet.lines())) > seen or _all_done(app, ids))  # type: ignore[misc]
+    wait_for(lambda: _all_done(app, ids), 60)
+
+    for job_id in ids:
+        record = record_of(app, job_id)
+        fences = sorted(line.fence for line in fleet.told("start", job_id))
+        explained = {event.fence for event in record.history}
+        assert set(fences[:-1]) <= explained, f"started at {fences}, explained by {record.history}"
+        assert len(set(fences)) == len(fences)
+
+
+def _all_done(app: App, ids: list[str]) -> bool:
+    return len(app.jobs.find(Filter(state=State.DONE), limit=len(ids) + 1)) == len(ids)
+
+
+def test_an_idle_worker_uses_hardly_any_time(fleet: Fleet, app: App) -> None:
+    """S1.25, S1.27: less than one per cent of a core; and nothing appears out of nothing."""
+    worker = fleet.start()
+    marker = put(app, "sleep", 0)
+    wait_for(lambda: ended(app, marker))
+    used = _cpu_seconds(worker)
+    _let_time_pass(4)
+    assert (_cpu_seconds(worker) - used) / 4 < 0.02
+    counts = app.queues.counts()["default"]
+    assert (counts.waiting, counts.running, counts.dead) == (0, 0, 0)
+
+
+def _cpu_seconds(process: subprocess.Popen[str]) -> float:
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _let_time_pass(seconds: float) -> None:
+    """The span over which is measured, not a wait for something."""
+    subprocess.run([sys.executable, "-c", f"import time; time.sleep({seconds})"], check=True)
