@@ -12,24 +12,25 @@ from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
 from skep import wire
 from skep.broker import Receipt
 from skep.duration import Duration, milliseconds
-from skep.errors import BadSetting
+from skep.errors import BadSetting, BrokenPayload
 from skep.handle import Handle
 from skep.job import MAX_CRASHES, Job, UniqueUntil, new_id
 from skep.policy import Policy
 from skep.producer import Producer
-from skep.signature import Signature, decoder_for
+from skep.signature import Signature, decoder_for, encode_value
 from skep.strategy import Strategy
 
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
+Upgrade = Callable[[list[Any], dict[str, Any]], tuple[list[Any], dict[str, Any]] | None]
 ErrorRules = Mapping[type[BaseException], Strategy]
 
 
@@ -174,6 +175,7 @@ class Task(Generic[P, R_co]):
         self.options = options
         self.producer = producer
         self.signature = Signature(function, names)
+        self._upgrades: list[Upgrade] = []
         self.is_async = inspect.iscoroutinefunction(function)
         functools.update_wrapper(self, function)
 
@@ -254,6 +256,26 @@ class Task(Generic[P, R_co]):
     @cached_property
     def _result_decoder(self) -> msgspec.json.Decoder[Any]:
         return decoder_for(self.signature.result_kind)
+
+    def upgrade(self, function: Upgrade) -> Upgrade:
+        """Declare how arguments of older code become those of today.
+
+        `function(args, kwargs)` gets the plain JSON values of a job that does not fit the signature, and
+        returns new ones, or None if it cannot help.  So jobs put before a deployment run after it.
+        """
+        self._upgrades.append(function)
+        return function
+
+    def arguments(self, job: Job) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What to call the function with for this job; `BrokenPayload` if nothing makes it fit."""
+        try:
+            return self.signature.decode(job.args, job.kwargs)
+        except BrokenPayload:
+            for upgrade in self._upgrades:
+                newer = upgrade(wire.decode_args(job.args), wire.decode_args(job.kwargs))
+                if newer is not None:
+                    return self.signature.decode(Raw(encode_value(newer[0])), Raw(encode_value(newer[1])))
+            raise
 
     def strategy_for(self, error: BaseException, policy: Policy) -> Strategy:
         """The rule for the nearest class of this error, or the task's strategy for errors."""

@@ -58,6 +58,8 @@ _BOUNDS: dict[str, dict[str, str | int]] = {
     **{name: {"minLength": 1, "maxLength": _FREE_TEXT_MAX} for name in ("unique", "key", "batch")},
 }
 
+_NONE_OF_THEM = (None,) * 5
+
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Job)
 _loose_decoder = msgspec.json.Decoder(dict[str, Raw])
@@ -143,23 +145,22 @@ def check(job: Job) -> None:
         raise BadName("job id", job.id, "1 to 128 visible ASCII characters, without spaces")
     if not _begins(job.args, "[") or not _begins(job.kwargs, "{"):
         raise BadSetting(f"job {job.id}: args must be a JSON array, and kwargs a JSON object")
-    # Most jobs have none of what follows: one look each tells, and only the others pay for more.
-    if job.unique is not None or job.key is not None or job.batch is not None:
+    if not _is_plain(job):
         _check_texts(job)
-    if (
-        job.priority
-        or job.delay_ms
-        or job.member
-        or job.max_crashes != MAX_CRASHES
-        or job.expires_in_ms
-        or job.timeout_ms
-        or job.result_ttl_ms
-    ):
         _check_numbers(job)
-    if job.due_at is not None or job.expires_at is not None:
         _check_moments(job)
-    if job.on_success is not None or job.on_error is not None or job.on_timeout is not None:
         _check_strategies(job)
+
+
+def _is_plain(job: Job) -> bool:
+    """Most jobs have nothing special: one look at each field tells, and only the others pay for more."""
+    return (
+        (job.unique, job.key, job.batch, job.due_at, job.expires_at) == _NONE_OF_THEM
+        and (job.on_success, job.on_error, job.on_timeout) == (None, None, None)
+        and not (job.priority or job.delay_ms or job.member or job.expires_in_ms)
+        and not (job.timeout_ms or job.result_ttl_ms)
+        and job.max_crashes == MAX_CRASHES
+    )
 
 
 def _begins(raw: Raw, bracket: str) -> bool:

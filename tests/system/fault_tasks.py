@@ -48,3 +48,8 @@ async def fail_once(job: Job) -> None:
     if job.attempt == 1:
         raise ValueError("once")
     tell("end", job)
+
+
+@app.task(name="swallow")
+async def swallow(n: int, payload: str) -> None:
+    assert len(payload) > n

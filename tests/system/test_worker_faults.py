@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from skep import App, Filter, State
-from skep.job import Record
+from skep.job import Record, new_id
 from skep.testing.make import a_job
 
 from .fleet import Fleet, wait_for
@@ -183,6 +185,30 @@ def test_an_idle_worker_uses_hardly_any_time(fleet: Fleet, app: App) -> None:
     assert (_cpu_seconds(worker) - used) / 4 < 0.02
     counts = app.queues.counts()["default"]
     assert (counts.waiting, counts.running, counts.dead) == (0, 0, 0)
+
+
+def test_an_idle_worker_is_woken_by_another_process(fleet: Fleet, app: App) -> None:
+    """S0.13, S1.25: by a hint; looking once a second, these twenty would take ten seconds and more."""
+    fleet.start("--poll", "60s")
+    marker = put(app, "sleep", 0)
+    wait_for(lambda: ended(app, marker))
+    took = 0.0
+    for _ in range(20):
+        job_id = put(app, "sleep", 0)
+        took += wait_for(partial(ended, app, job_id))
+    assert took < 5
+
+
+@pytest.mark.timeout(120)
+def test_spikes_of_large_jobs_are_worked_off(fleet: Fleet, app: App) -> None:
+    """S1.24: five thousand jobs of 53 kB, four processes."""
+    bundle = [a_job(0, "x" * 53_000, task="swallow") for _ in range(100)]
+    for _ in range(50):
+        app.wait(app.aput_many([replace(job, id=new_id()) for job in bundle]))
+    worker = fleet.start("--processes", "4", "--until-empty")
+    assert worker.wait(100) == 0
+    counts = app.queues.counts()["default"]
+    assert (counts.put, counts.deleted, counts.total) == (5000, 5000, 0)
 
 
 def _cpu_seconds(process: subprocess.Popen[str]) -> float:

@@ -106,7 +106,7 @@ def fault(record: Record, app: Registry) -> str | None:
     """Why a worker with this app could not run the job; in words that hold no value of it."""
     try:
         job = wire.decode(record.body)
-        app.task_named(job.task).signature.decode(job.args, job.kwargs)
+        app.task_named(job.task).arguments(job)
     except UnknownTask:
         return "no such task is declared"
     except (BrokenPayload, BadSetting) as error:

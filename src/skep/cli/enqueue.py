@@ -73,7 +73,7 @@ def checked_job(
         raise BadSetting(f"the app has no task named {name!r}{_offer(name, app)}")
     try:
         job = task.using(**using).job(*args, **kwargs)
-        task.signature.decode(job.args, job.kwargs)  # also where the app does not ask for it
+        task.arguments(job)  # also where the app does not ask for it
     except BrokenPayload as error:
         raise BadSetting(str(error)) from error
     except TypeError as error:

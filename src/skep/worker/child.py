@@ -142,7 +142,7 @@ class Host:
             return Raised(told, None if task is None else rule_for(task, error))
 
     def _perform(self, job: Job, task: Task[..., Any]) -> Any:
-        args, kwargs = task.signature.decode(job.envelope.args, job.envelope.kwargs)
+        args, kwargs = task.arguments(job.envelope)
         context = contextvars.copy_context()
         context.run(current.set, job)
         if task.is_async:

@@ -89,7 +89,7 @@ class Runner:
     def _prepare(self, lease: Lease) -> Attempt:
         envelope = wire.decode(lease.body)
         task = self._registry.task_named(envelope.task)
-        args, kwargs = task.signature.decode(envelope.args, envelope.kwargs)
+        args, kwargs = task.arguments(envelope)
         return Attempt(Job(self._registry, lease, envelope, self._listener), task, args, kwargs)
 
     def _watch(self, attempt: Attempt, slot: Slot) -> None:
