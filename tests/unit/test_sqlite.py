@@ -389,7 +389,7 @@ async def test_the_wait_polls_where_the_system_does_not_tell(
     def none(path: str) -> int:
         raise OSError("no inotify here")
 
-    monkeypatch.setattr("skep.brokers.mounts._watch", none)
+    monkeypatch.setattr("skep.brokers.watching._watch", none)
     other = await SQLiteBroker(tmp_path / "jobs.db").open()
     await engine.lease({"default": 1}, span=SPAN, holder=HOLDER)
     waiting = asyncio.create_task(engine.wait(["default"], 20))

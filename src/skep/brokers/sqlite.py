@@ -38,10 +38,10 @@ from skep.broker import (
     Scope,
     Swept,
 )
-from skep.brokers.mounts import FileWatch
 from skep.brokers.sqlite_file import SQLiteFile
 from skep.brokers.statements import load_statements
 from skep.brokers.waiting import Waiters
+from skep.brokers.watching import FileWatch
 from skep.clock import Clock, SystemClock, from_us, span_us, to_us
 from skep.duration import Duration, duration
 from skep.errors import BadSetting, BatchSealed, EngineClosed, QueueFull, UnknownBatch
@@ -52,7 +52,6 @@ from skep.schedule import Schedule, ScheduleRecord
 T = TypeVar("T")
 
 PROMOTED_AT_ONCE = 1000
-POLL = 0.005  # seconds between looks where the system does not tell about changes
 
 _SQL = load_statements("sqlite")
 _KNOWN_US = span_us(KNOWN_FOR)
@@ -196,11 +195,11 @@ class SQLiteBroker:
 
         return self._file.peek(look) is not False
 
-    def _news(self, wants: Mapping[str, int]) -> bool:
+    def _changed(self) -> bool:
         try:
-            return self._file.changed() and self._anything(wants)
-        except EngineClosed:  # who waits finds out by looking
-            return True
+            return self._file.changed()
+        except EngineClosed:  # who waits runs into its timeout, and then finds out
+            return False
 
     def _look_and_lease(
         self, work: _Work, wants: Mapping[str, int], span: timedelta, holder: str, limit: int | None
@@ -281,38 +280,24 @@ class SQLiteBroker:
 
     async def wait(self, queues: Sequence[str], timeout: float) -> bool:
         """This process tells by events; other processes are noticed by what they write to the log."""
-        watch = FileWatch(f"{self._file.path}-wal")
-        loop = asyncio.get_running_loop()
         wants = dict.fromkeys(queues, 1)
-        try:
-            with self._waiters.waiting(queues) as event:
+        with self._waiters.waiting(queues) as event:
 
-                def look() -> None:
-                    watch.drain()
-                    if self._news(wants):
-                        event.set()
+            def look() -> bool:
+                changed = self._changed()
+                if changed and self._anything(wants):
+                    event.set()
+                return changed
 
-                def poll() -> None:
-                    look()
-                    timers.append(loop.call_later(POLL, poll))
-                    del timers[0]
-
-                timers: list[asyncio.TimerHandle] = []
-                if watch.fd is not None:
-                    loop.add_reader(watch.fd, look)
-                else:
-                    timers.append(loop.call_later(POLL, poll))
-                look()
+            watch = FileWatch(f"{self._file.path}-wal", look)
+            try:
+                look()  # for what came after the last lease and before the watch
                 with suppress(TimeoutError):
                     async with asyncio.timeout(timeout):
                         await event.wait()
-                for timer in timers:
-                    timer.cancel()
                 return event.is_set()
-        finally:
-            if watch.fd is not None:
-                loop.remove_reader(watch.fd)
-            watch.close()
+            finally:
+                watch.close()
 
 
 class _Live(Struct):

@@ -1,0 +1,757 @@
+"""An engine and the model side by side: the same random calls to both, compared after every step.
+
+`check_engine` is the entry.  A difference is raised as `Difference`, whose message says what differs
+and lists the calls that lead to it, as few as Hypothesis could find.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar, cast
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import seed as with_seed
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from msgspec import Raw, Struct
+from msgspec.structs import asdict, fields, replace
+
+from skep.batch import Batch, Member, callback_id
+from skep.broker import Counts, Engine, Exchange, Filter, Rule, RuleKind, Scope, Swept
+from skep.clock import MICROSECOND
+from skep.errors import SkepError
+from skep.job import (
+    Broken,
+    Cancelled,
+    Dead,
+    Done,
+    Error,
+    Job,
+    Lease,
+    Outcome,
+    Record,
+    Release,
+    Retry,
+    Snooze,
+    State,
+    UniqueUntil,
+)
+from skep.schedule import Every, Schedule, firing_id, next_instant
+from skep.testing.clock import START, FakeClock
+from skep.testing.make import HOLDER
+from skep.testing.model import NOW, Entry, Model, Refused
+
+T = TypeVar("T")
+
+# --- the small world in which everything meets everything -----------------------------------
+
+QUEUES = ("a", "b")
+CALLBACK_QUEUE = "c"  # its own: whether a lease meets a callback that it put itself is nobody's promise
+TASKS = ("tests.add", "tests.mul")
+PRIORITIES = (0, 0, 0, 0, 100, -100)
+PAYLOADS = (b"[]", b"[1, 2.50, 1e2]", b'["\\u00e9", "\xc3\xa9"]', b'[{"a" : null}]')
+TOKENS = (None, None, "token-1", "token-2", "token-3")
+SHORT, LONG = timedelta(seconds=5), timedelta(seconds=10)
+SPANS = (SHORT, SHORT, LONG)
+STEPS = (timedelta(seconds=1), SHORT, SHORT, LONG)
+AGES = (timedelta(days=1), timedelta(days=7), timedelta(days=90))
+FOR_EVER_MS = 10 * 365 * 86_400_000
+SCHEDULES = ("s", "t")
+ALL = 1000
+ROUND = 8  # lives per run of Hypothesis: in a longer one, most lives are variations of few (measured)
+CALLBACKS = ("on_finished", "on_succeeded", "on_failed")
+
+NAMES: tuple[dict[str, Any], ...] = (
+    {},
+    {},
+    {"id": "chosen-1", "chosen": True},
+    {"id": "chosen-2", "chosen": True},
+    {"id": "given-1"},
+    {"unique": "u1"},
+    {"unique": "u2", "unique_until": UniqueUntil.STARTED},
+    {"key": "k"},
+    {"key": "k", "max_crashes": 1},
+    {"max_crashes": 2},
+)
+TIMES: tuple[dict[str, Any], ...] = (
+    {},
+    {},
+    {},
+    {},
+    {"delay_ms": 5_000},
+    {"delay_ms": 10_000},
+    {"due_at": START + LONG},
+    {"expires_in_ms": 5_000},
+    {"expires_in_ms": 10_000},
+    {"expires_at": START + LONG},
+)
+
+RULES = (
+    Rule(RuleKind.PAUSE, Scope.QUEUE, "a"),
+    Rule(RuleKind.PAUSE, Scope.TASK, TASKS[0]),
+    Rule(RuleKind.PAUSE, Scope.KEY, "k"),
+    Rule(RuleKind.BLOCK, Scope.QUEUE, "a"),
+    Rule(RuleKind.BLOCK, Scope.TASK, TASKS[1]),
+    Rule(RuleKind.LIMIT, Scope.QUEUE, "b", 1),
+    Rule(RuleKind.LIMIT, Scope.QUEUE, "b", 2),
+    Rule(RuleKind.LIMIT, Scope.TASK, TASKS[0], 1),
+    Rule(RuleKind.LIMIT, Scope.KEY, "k", 1),
+    Rule(RuleKind.CAP, Scope.QUEUE, "b", 1),
+    Rule(RuleKind.CAP, Scope.QUEUE, "b", 3),
+)
+
+EVERYTHING = {"b": 99, "a": 99, "c": 99}
+WANTS = ({"a": 1}, {"b": 1}, {"a": 2}, {"b": 2}, {"c": 2}, {"a": 2, "b": 2}, EVERYTHING)
+
+FILTERS = (
+    *(Filter(state=state) for state in State),
+    Filter(queue="a", task=TASKS[0]),
+    Filter(queue="b", scheduled=False),
+    Filter(state=State.DEAD, reason="crashed"),
+    Filter(scheduled=True),
+    Filter(batch="batch-1"),
+)
+
+
+class Draft(NamedTuple):
+    """A job to be: the machine gives it an id, unless a facet does."""
+
+    queue: str
+    task: str
+    priority: int
+    name: Mapping[str, Any] = MappingProxyType({})
+    time: Mapping[str, Any] = MappingProxyType({})
+
+
+class Emits(NamedTuple):
+    """A `Done` to be, with these jobs to put."""
+
+    drafts: tuple[Draft, ...]
+
+
+class Shape(NamedTuple):
+    """A batch to be."""
+
+    callbacks: tuple[str, ...]
+    linger_ms: int
+    open_for_ms: int
+
+
+class Put(NamedTuple):
+    """A call of `put`, or with a batch of `put_batch`, to be made and perhaps to be repeated."""
+
+    jobs: list[Job]
+    token: str | None = None
+    batch: Batch | None = None
+    seal: bool = True
+
+
+OUTCOMES: tuple[Outcome | Emits, ...] = (
+    Done(),
+    Done(),
+    Done(result=b"1", keep=LONG),
+    Emits((Draft("a", TASKS[0], 0), Draft("b", TASKS[1], 0))),
+    Emits((Draft("a", TASKS[1], 100, {"unique": "u1"}), Draft("a", TASKS[0], 0, {}, {"delay_ms": 5_000}))),
+    Emits((Draft("b", TASKS[0], 0, {"id": "chosen-1"}),)),
+    Retry(),
+    Retry(),
+    Retry(SHORT, Error("ValueError", "no")),
+    Retry(queue="b"),
+    Dead(),
+    Dead("bad", Error("ValueError"), SHORT),
+    Dead(keep=NOW),
+    Snooze(NOW),
+    Snooze(SHORT),
+    Release(),
+    Release(),
+    Cancelled(),
+    Cancelled(),
+    Broken(Error("BrokenPayload")),
+)
+
+DRAFT = st.builds(
+    Draft,
+    st.sampled_from(QUEUES),
+    st.sampled_from(TASKS),
+    st.sampled_from(PRIORITIES),
+    st.sampled_from(NAMES),
+    st.sampled_from(TIMES),
+)
+DRAFTS = st.lists(DRAFT, min_size=1, max_size=3)
+SHAPE = st.builds(
+    Shape,
+    st.sampled_from([CALLBACKS, CALLBACKS, CALLBACKS[:1], CALLBACKS[1:], ()]),
+    st.sampled_from([0, 5_000, 7 * 86_400_000]),
+    st.sampled_from([FOR_EVER_MS, FOR_EVER_MS, 5_000]),
+)
+PICK = st.integers(0, 255)
+TURNS = st.lists(st.tuples(PICK, st.sampled_from(OUTCOMES)), min_size=1, max_size=3)
+LIMIT = st.sampled_from([None, None, 1, 3])
+
+
+class Call(NamedTuple):
+    """A call that was made, to be told if it leads to a difference."""
+
+    verb: str
+    args: tuple[object, ...]
+    options: dict[str, object]
+
+    def __str__(self) -> str:
+        options = [f"{name}={_text(value)}" for name, value in self.options.items() if value is not None]
+        return f"{self.verb}({', '.join([*map(_text, self.args), *options])})"
+
+
+class Difference(AssertionError):
+    """The engine and the contract disagree: where, and the calls that show it."""
+
+
+def check_engine(
+    make: Callable[[FakeClock], Engine],
+    *,
+    examples: int = 200,
+    steps: int = 50,
+    seed: int | None = None,
+    shrink: bool = True,
+) -> None:
+    """Hold an engine to the contract by `examples` random lives of `steps` steps each.
+
+    `make` gives an engine on fresh storage, not yet open, that goes by the clock and keeps ended jobs
+    for the default times.  Raises `Difference` for the first one found; without `shrink` at once,
+    before looking for a shorter way to it.  A `seed` repeats the same lives.
+    """
+
+    class Bound(EngineMachine):
+        def __init__(self) -> None:
+            super().__init__(make)
+
+    limits = settings(
+        max_examples=min(examples, ROUND),
+        stateful_step_count=steps,
+        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
+        deadline=None,
+        database=None,
+        derandomize=False,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    for number in range(-(-examples // ROUND)):
+        if seed is not None:
+            with_seed(seed + number)(Bound)
+        run_state_machine_as_test(Bound, settings=limits)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """The calls, and after each of them the comparison."""
+
+    def __init__(self, make: Callable[[FakeClock], Engine]) -> None:
+        super().__init__()
+        self.clock = FakeClock()
+        self.model = Model(self.clock)
+        self.calls: list[Call] = []
+        self.puts: list[Put] = []
+        self.leases: list[Lease] = []
+        self.batches: list[str] = []
+        self.made = 0
+        self.engine = make(self.clock)
+        self.runner = asyncio.Runner()
+        self._run(self.engine.open())
+
+    def teardown(self) -> None:
+        with self.runner:
+            self._run(self.engine.close())
+
+    # --- producers ---------------------------------------------------------------------------
+
+    @initialize(drafts=st.lists(DRAFT, min_size=2, max_size=4), shape=SHAPE, token=st.sampled_from(TOKENS))
+    def begin(self, drafts: list[Draft], shape: Shape, token: str | None) -> None:
+        """Something to work with, whichever rules this life is allowed to use."""
+        self._put(Put([self._job(draft) for draft in drafts], token))
+        batch = self._batch(shape)
+        self._put(Put(self._members(batch.id, drafts[:2]), "token-0", batch))
+        self._lease(EVERYTHING, SHORT, 3)
+
+    @rule(drafts=DRAFTS, token=st.sampled_from(TOKENS))
+    def put(self, drafts: list[Draft], token: str | None) -> None:
+        self._put(Put([self._job(draft) for draft in drafts], token))
+
+    @rule(pick=PICK)
+    def put_again(self, pick: int) -> None:
+        """A call whose answer was lost is repeated."""
+        self._put(_choose(pick // 2, self.puts[-12:])._replace(seal=pick % 2 == 0))
+
+    @rule(shape=SHAPE, drafts=st.lists(DRAFT, max_size=3), sealed=st.booleans(), inside=PICK)
+    def put_batch(self, shape: Shape, drafts: list[Draft], sealed: bool, inside: int) -> None:
+        batch = self._batch(shape, self._some_parent(inside))
+        self._put(Put(self._members(batch.id, drafts), None, batch, sealed))
+
+    @rule(pick=PICK, drafts=st.lists(DRAFT, max_size=2))
+    def grow_batch(self, pick: int, drafts: list[Draft]) -> None:
+        if drafts:
+            self._put(Put(self._members(self._some_batch(pick), drafts)))
+        if not drafts or pick % 2:
+            self._both("seal", self._some_batch(pick))
+
+    # --- workers -----------------------------------------------------------------------------
+
+    @rule(wants=st.sampled_from(WANTS), span=st.sampled_from(SPANS), limit=LIMIT)
+    def lease(self, wants: dict[str, int], span: timedelta, limit: int | None) -> None:
+        self._lease(wants, span, limit)
+
+    @rule(turns=TURNS)
+    def settle(self, turns: list[tuple[int, Outcome | Emits]]) -> None:
+        if not self._running():
+            self._lease(EVERYTHING, SHORT, 3)
+        if self.leases:
+            self._both("settle", self._outcomes(turns))
+
+    @precondition(lambda self: self.leases)
+    @rule(turns=TURNS, wants=st.sampled_from(WANTS), span=st.sampled_from(SPANS), limit=LIMIT)
+    def exchange(
+        self,
+        turns: list[tuple[int, Outcome | Emits]],
+        wants: dict[str, int],
+        span: timedelta,
+        limit: int | None,
+    ) -> None:
+        self._leave_no_doubt(wants, limit)
+        outcomes = self._outcomes(turns)
+        answer = self._both("exchange", outcomes, wants, span=span, holder=HOLDER, limit=limit)
+        self._learn(cast(Exchange, answer).leases)
+
+    @precondition(lambda self: self.leases)
+    @rule(picks=st.lists(PICK, min_size=1, max_size=2), span=st.sampled_from(SPANS), late=st.booleans())
+    def renew(self, picks: list[int], span: timedelta, late: bool) -> None:
+        """In time, or at the very moment at which it is too late."""
+        leases = [self._some_lease(pick) for pick in picks]
+        entry = self.model.entry(leases[0].id)
+        if late and entry is not None and entry.lease_until is not None:
+            self._arrive(entry.lease_until)
+        else:
+            self._advance(STEPS[0])
+        self._both("renew", leases, span=span)
+
+    # --- time --------------------------------------------------------------------------------
+
+    @rule()
+    def sweep(self) -> None:
+        self._both("sweep")
+
+    @rule(pick=PICK)
+    def wait(self, pick: int) -> None:
+        """A moment, or until something changes by itself, or until just before that."""
+        moments = self._moments()[:3]
+        if pick % 4 == 0 or not moments:
+            self._advance(_choose(pick // 4, STEPS))
+        else:
+            self._arrive(_choose(pick // 16, moments) - (MICROSECOND if pick % 16 == 1 else NOW))
+
+    @precondition(lambda self: self._running())
+    @rule(pick=PICK)
+    def crash(self, pick: int) -> None:
+        """A lease is not renewed, and somebody notices."""
+        until = _choose(pick, self._running()).lease_until
+        assert until is not None
+        self._arrive(until)
+        self._both("sweep")
+
+    # --- operators ---------------------------------------------------------------------------
+
+    @rule(verb=st.sampled_from(["cancel", "cancel", "replay", "replay", "reschedule", "delete"]), pick=PICK)
+    def change_job(self, verb: str, pick: int) -> None:
+        match verb:
+            case "cancel":
+                self._both("cancel", [self._some_job(pick, State.READY, State.RUNNING)])
+            case "replay":
+                self._both("replay", [self._some_job(pick, State.DEAD)])
+            case "delete":
+                self._both("delete", [self._some_job(pick, State.DONE, State.DEAD, State.CANCELLED)])
+            case "reschedule":
+                due_at = self.clock.now + _choose(pick, [NOW, -SHORT, SHORT, LONG])
+                self._both("reschedule", self._some_job(pick, State.READY), due_at)
+
+    @rule(what=st.sampled_from(RULES), keep=st.booleans())
+    def add_rule(self, what: Rule, keep: bool) -> None:
+        """For a while, or until somebody removes it; and see what it lets through."""
+        self._both("add_rule", what)
+        if what.kind is RuleKind.CAP:
+            self._put(Put([self._job(Draft(what.name, task, 0)) for task in TASKS]))
+        else:
+            self._lease(EVERYTHING, SHORT, None)
+        if not keep:
+            self._both("remove_rule", what.kind, what.scope, what.name)
+
+    @precondition(lambda self: self.model.rules)
+    @rule(pick=PICK)
+    def remove_rule(self, pick: int) -> None:
+        what = _choose(pick, [*self.model.rules, *self.model.rules, RULES[0]])
+        self._both("remove_rule", what.kind, what.scope, what.name)
+
+    @rule(what=st.sampled_from(["grow old", "delete_batch", "drop"]), pick=PICK)
+    def destroy(self, what: str, pick: int) -> None:
+        match what:
+            case "grow old":
+                self._advance(_choose(pick, AGES))
+                self._both("sweep")
+            case "delete_batch":
+                self._both("delete_batch", self._some_batch(pick))
+            case "drop":
+                self._both("drop", _choose(pick, [*QUEUES, CALLBACK_QUEUE, "none"]))
+
+    # --- schedules ---------------------------------------------------------------------------
+
+    @rule(name=st.sampled_from(SCHEDULES), period=st.sampled_from(SPANS), draft=DRAFT)
+    def put_schedule(self, name: str, period: timedelta, draft: Draft) -> None:
+        timing = Every(period // timedelta(milliseconds=1))
+        schedule = Schedule(name=name, timing=timing, job=self._job(draft))
+        self._both("put_schedule", schedule, next_instant(timing, self.clock.now))
+
+    @precondition(lambda self: self.model.schedules)
+    @rule(pick=PICK, again=st.booleans())
+    def fire(self, pick: int, again: bool) -> None:
+        """Two schedulers may settle the same instant: one of them is right."""
+        known = _choose(pick // 8, list(self.model.schedules.values()))
+        schedule, instant = known.schedule, known.next_at - (SHORT if pick % 8 == 0 else NOW)
+        job = replace(schedule.job, id=firing_id(schedule.name, instant), chosen=True)
+        if pick % 8 > 1:
+            self._arrive(instant)
+        for _ in range(1 + again):
+            self._both("fire", schedule.name, instant, job, next_instant(schedule.timing, instant))
+
+    @rule(name=st.sampled_from(SCHEDULES), what=st.sampled_from(["pause", "resume", "remove"]))
+    def stop_schedule(self, name: str, what: str) -> None:
+        if what == "remove":
+            self._both("remove_schedule", name)
+        else:
+            self._both("pause_schedule", name, what == "pause")
+
+    # --- looking -----------------------------------------------------------------------------
+
+    @rule()
+    def empty_the_line(self) -> None:
+        """Everything that can be leased, in order, and back to where it was."""
+        leases = self._lease(EVERYTHING, LONG, None)
+        self._both("settle", [(lease, Release()) for lease in leases])
+
+    @rule(where=st.sampled_from(FILTERS), pick=PICK)
+    def look(self, where: Filter, pick: int) -> None:
+        expected = [record.id for record in self.model.records(where)]
+        self._compare(f"find({_text(where)}), page by page", expected, self._run(self._pages(where)))
+        job_id = self._some_job(pick, *State)
+        listed = self._run(self.engine.find(Filter(), limit=ALL)).records
+        record = next((record for record in listed if record.id == job_id), None)
+        self._compare(f"get({job_id!r}), where find gives it", record, self._run(self.engine.get(job_id)))
+        if not self.model.lets_expire():
+            self._both("position", self._some_job(pick, State.READY))
+
+    async def _pages(self, where: Filter) -> list[str]:
+        page = await self.engine.find(where, limit=3)
+        found = [record.id for record in page.records]
+        while page.after is not None:
+            page = await self.engine.find(where, limit=3, after=page.after)
+            found += [record.id for record in page.records]
+        return found
+
+    # --- the comparison ----------------------------------------------------------------------
+
+    @invariant()
+    def same(self) -> None:
+        """I8, I9: what the engine shows is what the model shows."""
+        seen, expected = self._run(self._seen()), self._expected()
+        for what in expected | seen:
+            self._compare(what, expected.get(what), seen.get(what))
+
+    async def _seen(self) -> dict[str, object]:
+        engine, now = self.engine, self.clock.now
+        page = await engine.find(Filter(), limit=ALL)
+        counts = await engine.queues()
+        batches = await engine.batches()
+        members = {batch.id: await engine.members(batch.id) for batch in batches}
+        return {
+            "the ids of all jobs, in the order of their puts": [record.id for record in page.records],
+            **{f"job {record.id}": _facts(record, now) for record in page.records},
+            **{
+                f"the counts of queue {queue}": _sums(counts[queue])
+                for queue in counts
+                if counts[queue].total
+            },
+            "put - deleted": {
+                queue: found.put - found.deleted for queue, found in counts.items() if found.total
+            },
+            **{f"batch {batch.id}": asdict(batch) for batch in batches},
+            **{f"the members of batch {batch}": _members(members[batch]) for batch in members},
+            "the rules": sorted(map(repr, await engine.rules())),
+            "the schedules": await engine.schedules(),
+            "the schedules that are due": [s.schedule.name for s in await engine.schedules(due=True)],
+        }
+
+    def _expected(self) -> dict[str, object]:
+        model, now = self.model, self.clock.now
+        records, counts, batches = model.records(), model.counts(), model.batches()
+        schedules = [model.schedules[name] for name in sorted(model.schedules)]
+        return {
+            "the ids of all jobs, in the order of their puts": [record.id for record in records],
+            **{f"job {record.id}": _facts(record, now) for record in records},
+            **{f"the counts of queue {queue}": _sums(counts[queue]) for queue in counts},
+            "put - deleted": {queue: found.total for queue, found in counts.items()},
+            **{f"batch {batch.id}": asdict(batch) for batch in batches},
+            **{f"the members of batch {batch.id}": _members(model.members(batch.id)) for batch in batches},
+            "the rules": sorted(map(repr, model.rules)),
+            "the schedules": schedules,
+            "the schedules that are due": [
+                s.schedule.name for s in schedules if not s.paused and s.next_at <= now
+            ],
+        }
+
+    def _compare(self, what: str, expected: object, found: object) -> None:
+        if expected == found:
+            return
+        if isinstance(expected, dict) and isinstance(found, dict):
+            expected, found = _unequal(expected, found), _unequal(found, expected)
+        raise Difference(
+            f"{what} must be\n    {_text(expected)}\nand is\n    {_text(found)}\n"
+            f"at {_text(self.clock.now)}, after\n" + "\n".join(f"    {call}" for call in self.calls)
+        )
+
+    # --- calling -----------------------------------------------------------------------------
+
+    def _run(self, call: Coroutine[Any, Any, T]) -> T:
+        return self.runner.get_loop().run_until_complete(call)
+
+    def _both(self, verb: str, *args: object, **options: object) -> object:
+        """Call a verb of the model and of the engine, which must give the same answer."""
+        call = Call(verb, args, options)
+        self.calls.append(call)
+        expected, answer = self._predict(call), self._ask(call)
+        if isinstance(expected, Refused):
+            reasons = sorted(reason.__name__ for reason in expected.reasons)
+            self._compare(f"{verb}: one of {reasons} raised", True, type(answer) in expected.reasons)
+        else:
+            self._compare(f"the answer to {verb}", _comparable(verb, expected), _comparable(verb, answer))
+        return answer
+
+    def _predict(self, call: Call) -> object:
+        try:
+            return getattr(self.model, call.verb)(*call.args, **call.options)
+        except Refused as refused:
+            return refused
+
+    def _ask(self, call: Call) -> object:
+        try:
+            return self._run(getattr(self.engine, call.verb)(*call.args, **call.options))
+        except SkepError as error:
+            return error
+        except Exception as error:
+            error.add_note("\n".join(["after", *map(str, self.calls)]))
+            raise
+
+    def _put(self, put: Put) -> None:
+        self.puts.append(put)
+        batch = put.batch
+        jobs = [job for job in put.jobs if not self._is_second_member(job.batch, job.id)]
+        if batch is None:
+            self._both("put", jobs, token=put.token)
+        elif batch.id in self.model.groups or not self._left_something(batch):
+            self._both("put_batch", batch, jobs, seal=put.seal, token=put.token)
+
+    def _left_something(self, batch: Batch) -> bool:
+        """A batch that went before its members, or before its parent: may it come back?  Nobody promises."""
+        live = any(entry.job.batch == batch.id for entry in self.model.jobs if not entry.state.terminal)
+        nested = any(group.batch.parent == batch.id for group in self.model.groups.values())
+        return live or nested or self._is_second_member(batch.parent, batch.id)
+
+    def _is_second_member(self, batch: str | None, member_id: str) -> bool:
+        """A member that went and was put again under its id: whether it counts twice is nobody's promise."""
+        free = self.model.entry(member_id) is None and member_id not in self.model.ids_until
+        return free and self.model.counts_already(batch, member_id)
+
+    def _lease(self, wants: dict[str, int], span: timedelta, limit: int | None) -> list[Lease]:
+        self._leave_no_doubt(wants, limit)
+        leases = cast(list[Lease], self._both("lease", wants, span=span, holder=HOLDER, limit=limit))
+        self._learn(leases)
+        return leases
+
+    def _leave_no_doubt(self, wants: dict[str, int], limit: int | None) -> None:
+        """Is a queue promoted whose turn does not come, a job expired that is held?  Nobody promises."""
+        crosses = limit is not None and len(wants) > 1
+        if crosses or (self.model.keeps_back() and self.model.lets_expire()):
+            self._both("sweep")
+
+    def _learn(self, leases: list[Lease]) -> None:
+        self._compare("that fences only grow (I3)", True, self.model.learn(leases))
+        self.leases = [*self.leases, *leases][-20:]
+
+    def _arrive(self, moment: datetime) -> None:
+        self._advance(max(NOW, moment - self.clock.now))
+
+    def _advance(self, span: timedelta) -> None:
+        self.clock.advance(span)
+        self.calls.append(Call("clock.advance", (span,), {}))
+        if self.model.forgetting():
+            self._both("sweep")
+
+    # --- making ------------------------------------------------------------------------------
+
+    def _job(self, draft: Draft, **facts: Any) -> Job:
+        self.made += 1
+        drawn = {
+            "id": f"job-{self.made}",
+            "queue": draft.queue,
+            "task": draft.task,
+            "priority": draft.priority,
+        }
+        args = Raw(PAYLOADS[self.made % len(PAYLOADS)])
+        return Job(args=args, **{**drawn, **draft.name, **draft.time, **facts})
+
+    def _members(self, batch: str, drafts: Iterable[Draft]) -> list[Job]:
+        return [self._job(draft, batch=batch, member=self.made) for draft in drafts]
+
+    def _batch(self, shape: Shape, parent: str | None = None) -> Batch:
+        self.made += 1
+        batch = f"batch-{len(self.batches) + 1}"
+        self.batches.append(batch)
+        facts: dict[str, Any] = {
+            when: Job(id=callback_id(batch, when), task=TASKS[0], queue=CALLBACK_QUEUE, chosen=True)
+            for when in shape.callbacks
+        }
+        facts |= {"linger_ms": shape.linger_ms, "open_for_ms": shape.open_for_ms}
+        return Batch(id=batch, parent=parent, member=self.made, **facts)
+
+    def _outcomes(self, turns: list[tuple[int, Outcome | Emits]]) -> list[tuple[Lease, Outcome]]:
+        outcomes: list[tuple[Lease, Outcome]] = []
+        for pick, outcome in turns:
+            lease = self._some_lease(pick)
+            if (lease, Cancelled()) in outcomes:
+                continue  # refused, so is it lost the second time?  Nobody promises
+            outcomes += [(lease, self._done(lease, outcome, pick) if isinstance(outcome, Emits) else outcome)]
+        return outcomes
+
+    def _done(self, lease: Lease, emits: Emits, pick: int) -> Done:
+        joined = [None, lease.batch, self._some_batch(pick // 3)][pick % 3]
+        jobs = [self._emission(lease, n, draft, joined) for n, draft in enumerate(emits.drafts)]
+        return Done(emit=tuple(job for job in jobs if not self._is_second_member(job.batch, job.id)))
+
+    def _emission(self, lease: Lease, n: int, draft: Draft, batch: str | None) -> Job:
+        given = draft.name.get("id", f"{lease.id}>{n}")
+        return self._job(draft, id=given, chosen=True, batch=batch, member=self.made)
+
+    # --- choosing, so that what is rare in the wild is frequent here ---------------------------------
+
+    def _running(self) -> list[Entry]:
+        return [entry for entry in self.model.jobs if entry.state is State.RUNNING]
+
+    def _some_lease(self, pick: int) -> Lease:
+        """Half of the time that of a run; else an old one of a job that runs again, or any."""
+        live = [lease for lease in self.leases if self.model.holds(lease)]
+        ids = {lease.id for lease in live}
+        stale = [lease for lease in self.leases if lease.id in ids and lease not in live]
+        return _choose(pick // 4, [live, live, stale, self.leases][pick % 4] or live or self.leases)
+
+    def _some_job(self, pick: int, *states: State) -> str:
+        fitting = [entry.job.id for entry in self.model.jobs if entry.state in states]
+        others = [*(entry.job.id for entry in self.model.jobs), "nobody"]
+        return _choose(pick // 8, others if pick % 8 == 7 or not fitting else fitting)
+
+    def _some_batch(self, pick: int) -> str:
+        return _choose(pick // 4, list(self.model.groups) if pick % 4 and self.model.groups else self.batches)
+
+    def _some_parent(self, pick: int) -> str | None:
+        """One that is not swept together with its child: which of them goes first is nobody's promise."""
+        lasting = [g for g in self.model.groups.values() if g.batch.open_for_ms == FOR_EVER_MS]
+        fitting = [group.batch.id for group in lasting if pick % 8 == 7 or not group.sealed]
+        return _choose(pick // 8, fitting) if pick % 2 and fitting else None
+
+    def _moments(self) -> list[datetime]:
+        """When something will change by itself, the next ones first."""
+        moments = [schedule.next_at for schedule in self.model.schedules.values()]
+        for entry in self.model.jobs:
+            if entry.state is State.READY:
+                moments += [entry.due_at, entry.expires_at or entry.due_at]
+            elif entry.state is State.RUNNING and entry.lease_until is not None:
+                moments += [entry.lease_until]
+        return sorted({moment for moment in moments if moment > self.clock.now})
+
+
+def _choose(pick: int, among: Sequence[T]) -> T:
+    return among[pick % len(among)]
+
+
+def _comparable(verb: str, answer: object) -> object:
+    """The answer without what the contract leaves to the engine: the numbers of new fences."""
+    match answer:
+        case list() if verb == "lease":
+            return [replace(lease, fence=0) for lease in answer]
+        case Exchange(lost=lost, leases=leases):
+            return Exchange(lost, [replace(lease, fence=0) for lease in leases])
+        case Swept():
+            return replace(answer, removed=0)
+    return answer
+
+
+def _facts(record: Record, now: datetime) -> dict[str, object]:
+    """What the contract says of a job in its state; the rest is left to the engine."""
+    names = ["id", "task", "queue", "state", "body", "priority", "put_at", "expires_at", "attempts"]
+    names += ["failures", "crashes", "fence", "unique", "key", "batch", "member"]
+    if record.state is State.READY and record.due_at > now:
+        names += ["due_at"]
+    if record.state is State.RUNNING:
+        names += ["lease_until", "holder", "cancel_requested"]
+    if record.state.terminal:
+        names += ["ended_at", "keep_until", "result"]
+    if record.state is State.DEAD:
+        names += ["reason"]
+    if record.reason in ("failed", "bad", "broken"):
+        names += ["error"]
+    history = [(event.kind, event.at, event.attempt, event.fence) for event in record.history]
+    return {name: getattr(record, name) for name in names} | {"history": history}
+
+
+def _sums(counts: Counts) -> dict[str, int]:
+    names = ("scheduled", "running", "done", "dead", "cancelled")
+    return {name: getattr(counts, name) for name in names} | {"ready or held": counts.ready + counts.held}
+
+
+def _members(members: Sequence[Member]) -> list[Member]:
+    return [m if m.state is State.DEAD else replace(m, reason=None) for m in members]
+
+
+def _unequal(one: dict[str, object], other: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in one.items() if name not in other or other[name] != value}
+
+
+def _text(value: object) -> str:
+    """Short enough to read: only what is set, and times from the start of the test."""
+    match value:
+        case Lease(id=job_id, fence=fence):
+            return f"Lease({job_id!r}, {fence})"
+        case Struct():
+            told = [f"{name}={_text(item)}" for name, item in _told(value)]
+            return f"{type(value).__name__}({', '.join(told)})"
+        case datetime():
+            return f"START + {_text(value - START)}"
+        case timedelta():
+            return f"{value.total_seconds():.7g}s"
+        case Raw():
+            return repr(bytes(value))
+        case list() | tuple():
+            return f"[{', '.join(map(_text, value))}]"
+        case dict():
+            return f"{{{', '.join(f'{key}: {_text(item)}' for key, item in value.items())}}}"
+        case _:
+            return repr(value)
+
+
+def _told(value: Struct) -> Iterable[tuple[str, object]]:
+    for field in fields(value):
+        item = getattr(value, field.name)
+        if field.required or (item != field.default and item != {}):
+            yield field.name, item
