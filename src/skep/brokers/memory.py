@@ -170,10 +170,13 @@ class _Queue:
                 promoted += 1
         return promoted
 
-    def standing(self) -> Iterator[_Entry]:
-        """The jobs in line, in the order in which they would be leased."""
-        for priority in self.priorities:
-            yield from (entry for ticket, entry in self.lines[priority] if entry.ticket == ticket)
+    def line_at(self, now_us: int) -> list[_Entry]:
+        """The jobs that are due, in the order in which they would be leased; nothing moves."""
+        standing = [
+            entry for p in self.priorities for ticket, entry in self.lines[p] if entry.ticket == ticket
+        ]
+        due = sorted(item for item in self.scheduled if item[0] <= now_us and item[3].ticket == item[2])
+        return sorted([*standing, *(item[3] for item in due)], key=lambda entry: -entry.job.priority)
 
     def next_due(self) -> int | None:
         while self.scheduled and self.scheduled[0][3].ticket != self.scheduled[0][2]:
@@ -821,9 +824,8 @@ class MemoryBroker:
             now_us = self._clock.now_us()
             if entry is None or entry.state is not State.READY or entry.due_us > now_us:
                 return None
-            queue = self._queues[entry.queue]
-            queue.promote(now_us)
-            return next(n for n, other in enumerate(queue.standing()) if other is entry)
+            line = self._queues[entry.queue].line_at(now_us)
+            return next(n for n, other in enumerate(line) if other is entry)
 
     # --- Ledger: operating ---------------------------------------------------------------
 

@@ -223,7 +223,7 @@ class SQLiteBroker:
         return await self._read(lambda look: look.find(where, limit, after or 0))
 
     async def position(self, job_id: str) -> int | None:
-        return await self._write(lambda work: work.position(job_id))
+        return await self._read(lambda look: look.position(job_id))
 
     async def cancel(self, job_ids: Sequence[str]) -> list[bool]:
         return await self._write(lambda work: [work.cancel(job_id) for job_id in job_ids])
@@ -900,19 +900,6 @@ class _Work:
 
     # --- an operator's hand --------------------------------------------------------------
 
-    def position(self, job_id: str) -> int | None:
-        row = self.run("live_job", id=job_id).fetchone()
-        if row is None:
-            return None
-        job = _Live(*row)
-        if job.due_us > self.now_us or self.answered("running_of", seq=job.seq):
-            return None
-        self._promote(job.queue)
-        job = self._live(job_id)
-        return int(
-            self.run("before_in_line", queue=job.queue, priority=job.priority, pos=job.pos).fetchone()[0]
-        )
-
     def cancel(self, job_id: str) -> bool:
         row = self.run("live_job", id=job_id).fetchone()
         if row is None:
@@ -1063,6 +1050,13 @@ class _Look:
         found.sort(key=lambda pair: pair[0])
         page = found[:limit]
         return Page([record for _, record in page], page[-1][0] if page and len(found) > limit else None)
+
+    def position(self, job_id: str) -> int | None:
+        for row in self.rows("place_of", id=job_id):
+            if row["running"] or row["due_us"] > self.now_us:
+                return None
+            return int(_one(self.db, "before_in_line", **dict(row), now_us=self.now_us))
+        return None
 
     def _find_live(self, where: Filter, facts: dict[str, Any]) -> list[Any]:
         if where.state is State.RUNNING:

@@ -56,7 +56,7 @@ T = TypeVar("T")
 # --- the small world in which everything meets everything -----------------------------------
 
 QUEUES = ("a", "b")
-CALLBACK_QUEUE = "c"  # its own: whether a lease meets a callback that it put itself is nobody's promise
+CALLBACK_QUEUE = "c"  # its own: may a lease take a callback that was put on its way?  The contract is silent
 TASKS = ("tests.add", "tests.mul")
 PRIORITIES = (0, 0, 0, 0, 100, -100)
 PAYLOADS = (b"[]", b"[1, 2.50, 1e2]", b'["\\u00e9", "\xc3\xa9"]', b'[{"a" : null}]')
@@ -473,20 +473,14 @@ class EngineMachine(RuleBasedStateMachine):
     async def _seen(self) -> dict[str, object]:
         engine, now = self.engine, self.clock.now
         page = await engine.find(Filter(), limit=ALL)
-        counts = await engine.queues()
+        counts = {queue: found for queue, found in (await engine.queues()).items() if found.total}
         batches = await engine.batches()
         members = {batch.id: await engine.members(batch.id) for batch in batches}
         return {
             "the ids of all jobs, in the order of their puts": [record.id for record in page.records],
             **{f"job {record.id}": _facts(record, now) for record in page.records},
-            **{
-                f"the counts of queue {queue}": _sums(counts[queue])
-                for queue in counts
-                if counts[queue].total
-            },
-            "put - deleted": {
-                queue: found.put - found.deleted for queue, found in counts.items() if found.total
-            },
+            **{f"the counts of queue {queue}": _sums(counts[queue]) for queue in counts},
+            "put - deleted": {queue: found.put - found.deleted for queue, found in counts.items()},
             **{f"batch {batch.id}": asdict(batch) for batch in batches},
             **{f"the members of batch {batch}": _members(members[batch]) for batch in members},
             "the rules": sorted(map(repr, await engine.rules())),
@@ -517,8 +511,9 @@ class EngineMachine(RuleBasedStateMachine):
             return
         if isinstance(expected, dict) and isinstance(found, dict):
             expected, found = _unequal(expected, found), _unequal(found, expected)
+        tell = _text if _text(expected) != _text(found) else repr
         raise Difference(
-            f"{what} must be\n    {_text(expected)}\nand is\n    {_text(found)}\n"
+            f"{what} must be\n    {tell(expected)}\nand is\n    {tell(found)}\n"
             f"at {_text(self.clock.now)}, after\n" + "\n".join(f"    {call}" for call in self.calls)
         )
 
@@ -564,13 +559,13 @@ class EngineMachine(RuleBasedStateMachine):
             self._both("put_batch", batch, jobs, seal=put.seal, token=put.token)
 
     def _left_something(self, batch: Batch) -> bool:
-        """A batch that went before its members, or before its parent: may it come back?  Nobody promises."""
+        """Of a batch that went before its members or parent: may it come back?  The contract is silent."""
         live = any(entry.job.batch == batch.id for entry in self.model.jobs if not entry.state.terminal)
         nested = any(group.batch.parent == batch.id for group in self.model.groups.values())
         return live or nested or self._is_second_member(batch.parent, batch.id)
 
     def _is_second_member(self, batch: str | None, member_id: str) -> bool:
-        """A member that went and was put again under its id: whether it counts twice is nobody's promise."""
+        """A member that went and is put again under its id: does it count twice?  The contract is silent."""
         free = self.model.entry(member_id) is None and member_id not in self.model.ids_until
         return free and self.model.counts_already(batch, member_id)
 
@@ -581,7 +576,7 @@ class EngineMachine(RuleBasedStateMachine):
         return leases
 
     def _leave_no_doubt(self, wants: dict[str, int], limit: int | None) -> None:
-        """Is a queue promoted whose turn does not come, a job expired that is held?  Nobody promises."""
+        """Is a queue promoted whose turn does not come, a held job expired?  The contract is silent."""
         crosses = limit is not None and len(wants) > 1
         if crosses or (self.model.keeps_back() and self.model.lets_expire()):
             self._both("sweep")
@@ -603,14 +598,10 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _job(self, draft: Draft, **facts: Any) -> Job:
         self.made += 1
-        drawn = {
-            "id": f"job-{self.made}",
-            "queue": draft.queue,
-            "task": draft.task,
-            "priority": draft.priority,
-        }
-        args = Raw(PAYLOADS[self.made % len(PAYLOADS)])
-        return Job(args=args, **{**drawn, **draft.name, **draft.time, **facts})
+        queue, task, priority, name, time = draft
+        args = Raw(_choose(self.made, PAYLOADS))
+        given = {"id": f"job-{self.made}", **name, **time, **facts}
+        return Job(queue=queue, task=task, priority=priority, args=args, **given)
 
     def _members(self, batch: str, drafts: Iterable[Draft]) -> list[Job]:
         return [self._job(draft, batch=batch, member=self.made) for draft in drafts]
@@ -631,7 +622,7 @@ class EngineMachine(RuleBasedStateMachine):
         for pick, outcome in turns:
             lease = self._some_lease(pick)
             if (lease, Cancelled()) in outcomes:
-                continue  # refused, so is it lost the second time?  Nobody promises
+                continue  # refused the first time, is it lost the second time?  The contract is silent
             outcomes += [(lease, self._done(lease, outcome, pick) if isinstance(outcome, Emits) else outcome)]
         return outcomes
 
@@ -665,7 +656,7 @@ class EngineMachine(RuleBasedStateMachine):
         return _choose(pick // 4, list(self.model.groups) if pick % 4 and self.model.groups else self.batches)
 
     def _some_parent(self, pick: int) -> str | None:
-        """One that is not swept together with its child: which of them goes first is nobody's promise."""
+        """Not one that is swept together with its child: which goes first?  The contract is silent."""
         lasting = [g for g in self.model.groups.values() if g.batch.open_for_ms == FOR_EVER_MS]
         fitting = [group.batch.id for group in lasting if pick % 8 == 7 or not group.sealed]
         return _choose(pick // 8, fitting) if pick % 2 and fitting else None
@@ -739,7 +730,7 @@ def _text(value: object) -> str:
         case datetime():
             return f"START + {_text(value - START)}"
         case timedelta():
-            return f"{value.total_seconds():.7g}s"
+            return f"{value.total_seconds():.15g}s"
         case Raw():
             return repr(bytes(value))
         case list() | tuple():

@@ -337,7 +337,7 @@ class Model:
         return [e for e in _by_priority(line) if e.queue == entry.queue].index(entry)
 
     def counts(self) -> dict[str, Counts]:
-        """`held` counted as ready, and `put` so that nothing was ever deleted."""
+        """By recounting; held jobs are counted as ready."""
         return {queue: self._count(self._of(queue)) for queue in self._queues()}
 
     def batches(self) -> list[BatchStatus]:
@@ -761,7 +761,6 @@ class Model:
             done=by_state[State.DONE],
             dead=by_state[State.DEAD],
             cancelled=by_state[State.CANCELLED],
-            put=len(entries),
         )
 
     def _status(self, group: Group) -> BatchStatus:

@@ -356,10 +356,22 @@ SELECT EXISTS (SELECT 1 FROM job WHERE queue = :queue);
 -- name: drop_tally
 DELETE FROM tally WHERE queue = :queue;
 
+-- name: place_of
+SELECT j.queue, j.priority, j.pos, j.due_us, j.seq,
+       EXISTS (SELECT 1 FROM running r WHERE r.seq = j.seq) AS running,
+       EXISTS (SELECT 1 FROM scheduled s WHERE s.queue = j.queue AND s.due_us = j.due_us AND s.seq = j.seq) AS coming
+  FROM job j WHERE j.id = :id;
+
 -- name: before_in_line
-SELECT count(*) FROM (
-    SELECT priority, pos FROM ready WHERE queue = :queue UNION ALL SELECT priority, pos FROM held WHERE queue = :queue)
- WHERE priority > :priority OR (priority = :priority AND pos < :pos);
+-- Those that stand before it, and those that have become due and would join a line before it.
+SELECT (SELECT count(*) FROM (SELECT priority, pos FROM ready WHERE queue = :queue UNION ALL
+                              SELECT priority, pos FROM held WHERE queue = :queue)
+         WHERE priority > :priority OR (priority = :priority AND (:coming OR pos < :pos)))
+     + (SELECT count(*) FROM scheduled s JOIN job j ON j.seq = s.seq
+         WHERE s.queue = :queue AND s.due_us <= :now_us
+           AND (j.priority > :priority
+                OR (j.priority = :priority AND :coming AND (s.due_us, s.seq) < (:due_us, :seq))))
+       AS before;
 
 -- name: count_ready
 SELECT queue, count(*) FROM ready GROUP BY queue;
