@@ -2,9 +2,9 @@
 
     python benchmarks/sqlite_lease.py [--jobs 30000] [--backlog 1000000] [--repeat 3]
 
-Prints lease + settle per second in bundles of 100 with synchronous=FULL: the raw loop (one table, a lease
+Prints lease + settle per second in bundles of 100, synchronous=FULL: the raw loop (one table, a lease
 and a delete, each its own commit), the two verbs of the engine, and its exchange; then the engine with
-1,000 and with `--backlog` jobs waiting.  Read the ratios: the speed of a machine varies from minute to minute.
+1,000 and with `--backlog` jobs waiting.  Read the ratios: a machine's speed varies.
 """
 
 from __future__ import annotations
@@ -97,9 +97,8 @@ async def main(arguments: argparse.Namespace) -> None:
             print(f"  run {turn + 1}: {name:16} {rate:10,.0f} jobs/s", file=sys.stderr, flush=True)
     raw = statistics.median(rates["raw loop"])
     for name, found in rates.items():
-        print(
-            f"{name:16} {statistics.median(found):10,.0f} jobs/s  {statistics.median(found) / raw:6.0%} of raw"
-        )
+        middle = statistics.median(found)
+        print(f"{name:16} {middle:10,.0f} jobs/s  {middle / raw:6.0%} of raw")
     few, many = [], []
     for _ in range(arguments.repeat):
         with tempfile.TemporaryDirectory(dir=arguments.dir) as folder:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from msgspec.structs import replace
 
@@ -96,7 +96,7 @@ class App(Registry):
         on_timeout: Strategy = ...,
         result_ttl: Duration | None = None,
         max_crashes: int = ...,
-        isolate: str | None = None,
+        isolate: Literal["process"] | None = None,
         abandon: bool = False,
         memory_limit: int | None = None,
     ) -> TaskDecorator: ...
@@ -115,7 +115,7 @@ class App(Registry):
         on_timeout: Strategy = DEFAULTS.on_timeout,
         result_ttl: Duration | None = None,
         max_crashes: int = MAX_CRASHES,
-        isolate: str | None = None,
+        isolate: Literal["process"] | None = None,
         abandon: bool = False,
         memory_limit: int | None = None,
     ) -> Any:

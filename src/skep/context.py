@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextvars import ContextVar
 from datetime import datetime
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 
 from skep import job as vocabulary
 from skep import wire
-from skep.job import Lease, Progress, derive_id
+from skep.job import Lease, Progress, derive_id, storable
 from skep.producer import Producer
 from skep.signature import Provided
 from skep.task import Call, Task
@@ -98,14 +99,20 @@ class Job(Provided):
         return tuple(self._emissions or ())
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """Show how far it is; the newest word counts."""
+        """Show how far it is; the newest word counts.  `ValueError` for what is no number."""
+        try:
+            sound = math.isfinite(done) and (total is None or math.isfinite(total))
+        except TypeError:
+            sound = False
+        if not sound:
+            raise ValueError(f"progress({done!r}, {total!r}) takes numbers")
         if self._listener is not None:
-            self._listener.told(self.lease, Progress(done, total, note[:_LINE_MAX]), ())
+            self._listener.told(self.lease, Progress(done, total, storable(str(note)[:_LINE_MAX])), ())
 
     def log(self, line: object) -> None:
         """Add a line to the job's own log, of which the newest hundred are kept."""
         if self._listener is not None:
-            self._listener.told(self.lease, None, (str(line)[:_LINE_MAX],))
+            self._listener.told(self.lease, None, (storable(str(line)[:_LINE_MAX]),))
 
     def emit(self, task: Task[P, Any] | Call[P, Any], *args: P.args, **kwargs: P.kwargs) -> str:
         """Put another job if, and only if, this one ends as done, in the same step.  Returns its id."""

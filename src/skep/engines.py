@@ -29,13 +29,19 @@ class MakeEngine(Protocol):
 def make_engine(url: str, *, clock: Clock | None = None) -> Engine:
     """The engine that `url` names, not yet opened; `UnknownEngine` or `BadSetting` if there is none."""
     address = Address(url)
-    offered = {point.name: point.value for point in entry_points(group=GROUP)}
-    target = _OWN.get(address.scheme) or offered.get(address.scheme)
-    if target is None:
-        raise UnknownEngine(masked(url), sorted(f"{scheme}://" for scheme in {*_OWN, *offered}))
-    module, _, name = target.partition(":")
+    module, _, name = target_of(address).partition(":")
     make = cast("MakeEngine", getattr(importlib.import_module(module), name))
     return make(address, clock)
+
+
+def target_of(address: Address) -> str:
+    """Where the engine of this URL is made, as "module:name"; nothing is imported."""
+    if own := _OWN.get(address.scheme):
+        return own
+    offered = {point.name: point.value for point in entry_points(group=GROUP)}
+    if address.scheme not in offered:
+        raise UnknownEngine(masked(address.url), sorted(f"{scheme}://" for scheme in {*_OWN, *offered}))
+    return offered[address.scheme]
 
 
 async def open_engine(url: str, *, clock: Clock | None = None, floor: Durability | None = None) -> Engine:

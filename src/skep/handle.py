@@ -53,8 +53,13 @@ class Handle(Generic[R_co]):
         Raises `TimeoutError`, `JobFailed` if the job ended otherwise, `ResultNotKept` if nobody kept it.
         """
         seconds = None if timeout is None else duration(timeout).total_seconds()
-        async with asyncio.timeout(seconds):
-            record = await self._ended()
+        try:
+            async with asyncio.timeout(seconds):
+                record = await self._ended()
+        except TimeoutError:
+            raise TimeoutError(
+                f"job {self.id} has not ended within {timeout}: is there a worker for it?"
+            ) from None
         if record.state is not State.DONE:
             error = f"{record.error.type}: {record.error.message}" if record.error else None
             raise JobFailed(self.id, record.state.value, record.reason, error)

@@ -89,6 +89,9 @@ class Error(Struct, frozen=True, omit_defaults=True):
     traceback: str = ""
 
 
+Identity = tuple[str, int]
+
+
 class Lease(Struct, frozen=True):
     """The right to run one job until a time.  Its identity is the pair (`id`, `fence`).
 
@@ -229,13 +232,13 @@ def describe(error: BaseException, traceback: str = "") -> Error:
     except Exception as broken:
         message = f"(its message cannot be read: {type(broken).__qualname__})"
     return Error(
-        type=_storable(type(error).__qualname__[:200]),
-        message=_storable(message[:2000]),
-        traceback=_storable(traceback[-8000:]),
+        type=storable(type(error).__qualname__[:200]),
+        message=storable(message[:2000]),
+        traceback=storable(traceback[-8000:]),
     )
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """`text` without NUL, which PostgreSQL refuses, and lone surrogates, which are not UTF-8.
 
     File names bring the latter: Python spells their undecodable bytes so.

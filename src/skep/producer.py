@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from skep.address import masked
+from skep.address import Address, masked
 from skep.broker import Durability, Engine, Receipt, Transactional
 from skep.clock import Clock
-from skep.engines import make_engine, require
+from skep.engines import make_engine, require, target_of
 from skep.errors import BadSetting, SkepError
 from skep.job import Job
 
@@ -101,6 +101,7 @@ class Producer:
     """
 
     def __init__(self, url: str, *, durability: Durability | None = None, clock: Clock | None = None) -> None:
+        target_of(Address(url))  # a URL that names no engine fails here, not at the first job
         self.url = url
         self.state = SimpleNamespace()
         self._floor = durability

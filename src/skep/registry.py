@@ -71,7 +71,7 @@ class Registry(Producer):
         return self._add("error", hook)
 
     def on_dead(self, hook: F) -> F:
-        """hook(job, reason): it will not be tried again."""
+        """hook(job, reason): this run was its last.  (Broken, expired and crashed jobs have no such run.)"""
         return self._add("dead", hook)
 
     def on_lost(self, hook: F) -> F:

@@ -149,7 +149,10 @@ class Signature:
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool = True) -> tuple[Raw, Raw]:
         """The arguments as JSON; `TypeError` here rather than in the worker if they do not fit."""
         if kwargs or len(args) != len(self._positional) or not self._simple:
-            bound = self._public.bind(*args, **kwargs)
+            try:
+                bound = self._public.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{self.shown}: {error}") from None
             args, kwargs = bound.args, bound.kwargs
         encoded = Raw(_encoder.encode(args)) if args else EMPTY_ARGS
         named = Raw(_encoder.encode(kwargs)) if kwargs else EMPTY_KWARGS

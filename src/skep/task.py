@@ -24,7 +24,7 @@ from skep.job import MAX_CRASHES, Job, UniqueUntil, new_id
 from skep.policy import Policy
 from skep.producer import Producer
 from skep.signature import Signature, decoder_for, encode_value
-from skep.strategy import Strategy
+from skep.strategy import Archive, Bury, Delete, Repeat, Strategy
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -120,6 +120,12 @@ class Call(Generic[P, R_co]):
         """The job that `enqueue` would put."""
         return self._task.make_job(args, kwargs, self._fields)
 
+    def many(self, calls: Iterable[Any]) -> Many[R_co]:
+        """One job per element, all under these circumstances."""
+        if self._using.tx is not UNSET:
+            raise BadSetting("many jobs do not join a transaction: enqueue them one by one with tx=")
+        return Many(self._task, calls, self._fields)
+
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
         job = self.job(*args, **kwargs)
         return self._task.handle(await self._put(job))
@@ -169,6 +175,8 @@ class Task(Generic[P, R_co]):
         producer: Producer,
         names: Mapping[str, Any] | None = None,
     ) -> None:
+        check_function(function)
+        check_strategies(options)
         wire.check(Job(id="x", task=options.name, queue=options.queue, priority=options.priority))
         check_timeout(function, options)
         self.function = function
@@ -226,9 +234,9 @@ class Task(Generic[P, R_co]):
         given = {name: value for name, value in locals().items() if name != "self"}
         return Call(self, Using(**given))
 
-    def many(self, calls: Iterable[Any], **using: Any) -> Many[R_co]:
+    def many(self, calls: Iterable[Any]) -> Many[R_co]:
         """One job per element: a tuple is the arguments, anything else is the one argument."""
-        return Many(self, calls, Using(**using).fields())
+        return self._plain.many(calls)
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """The job that `enqueue` would put."""
@@ -319,6 +327,25 @@ def names_around(function: Callable[..., Any], frames_up: int) -> dict[str, Any]
     if "<locals>" not in function.__qualname__:
         return None
     return dict(sys._getframe(frames_up + 1).f_locals)
+
+
+def check_function(function: Callable[..., Any]) -> None:
+    if inspect.isclass(function) or not hasattr(function, "__qualname__"):
+        raise BadSetting(f"{function!r} cannot be a task: give a function or a coroutine function")
+
+
+def check_strategies(options: Options) -> None:
+    """What is not a strategy would be found out only when a job has failed."""
+    policy = options.policy
+    if not isinstance(policy.on_success, Delete | Archive):
+        raise BadSetting(f"{options.name}: on_success={policy.on_success!r}: use delete or archive")
+    rules = [("on_error", rule) for _, rule in options.error_rules]
+    for name, strategy in [("on_error", policy.on_error), ("on_timeout", policy.on_timeout), *rules]:
+        if not isinstance(strategy, Delete | Archive | Bury | Repeat):
+            raise BadSetting(f"{options.name}: {name}={strategy!r}: use dead, delete, archive or repeat(…)")
+    for kind, _ in options.error_rules:
+        if BaseException not in getattr(kind, "__mro__", ()):
+            raise BadSetting(f"{options.name}: on_error has a rule for {kind!r}, which is no exception class")
 
 
 def check_timeout(function: Callable[..., Any], options: Options) -> None:

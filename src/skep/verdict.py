@@ -17,18 +17,18 @@ class Verdict(Exception):
 class Retry(Verdict):
     """Run it again, after the strategy's backoff or after this delay; it counts as a failed attempt."""
 
-    def __init__(self, reason: str = "", *, after: Duration | None = None) -> None:
+    def __init__(self, reason: object = "", *, after: Duration | None = None) -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason = str(reason)
         self.after: timedelta | None = None if after is None else duration(after)
 
 
 class Failure(Verdict):
     """It will never work: straight to the ending of the error strategy, without further attempts."""
 
-    def __init__(self, reason: str = "") -> None:
+    def __init__(self, reason: object = "") -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason = str(reason)
 
 
 class Snooze(Verdict):

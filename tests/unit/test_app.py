@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,7 +103,30 @@ def test_a_timeout_that_cannot_be_kept_is_refused_at_declaration(app: App) -> No
     app.task(timeout="1s", abandon=True, name="a")(compute)
     app.task(timeout="1s", isolate="process", name="b")(compute)
     with pytest.raises(BadSetting, match="isolate"):
-        app.task(isolate="submarine", name="c")(compute)
+        app.task(isolate="submarine", name="c")(compute)  # type: ignore[call-overload]  # wrong on purpose
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"on_error": "dead"},
+        {"on_success": "delete"},
+        {"on_success": dead},
+        {"on_timeout": 3},
+        {"on_error": {ValueError: "dead"}},
+        {"on_error": {"ValueError": dead}},
+    ],
+)
+def test_what_is_no_strategy_is_refused_at_declaration(app: App, wrong: dict[str, Any]) -> None:
+    with pytest.raises(BadSetting, match="on_"):
+        app.task(**wrong)(lambda: None)
+
+
+def test_only_functions_can_be_tasks(app: App) -> None:
+    class Thing: ...
+
+    with pytest.raises(BadSetting, match="function"):
+        app.task(Thing)
 
 
 def test_a_timeout_given_for_one_call_is_held_to_the_same_rule(app: App) -> None:
@@ -206,6 +230,18 @@ async def test_many_calls_become_few_puts(app: App) -> None:
     handles = await add.many([(1, 2), (3,), 4]).aenqueue()
     bodies = [bytes((await envelope_of(app, handle.id)).args) for handle in handles]
     assert bodies == [b"[1,2]", b"[3]", b"[4]"]
+
+
+async def test_many_calls_may_share_other_circumstances(app: App) -> None:
+    @app.task
+    async def add(a: int) -> None: ...
+
+    [handle] = await add.using(queue="slow", delay="1h").many([1]).aenqueue()
+    record = await app.jobs.aget(handle.id)
+    assert record is not None
+    assert record.queue == "slow"
+    with pytest.raises(BadSetting, match="one by one"):
+        add.using(tx=object()).many([1])
 
 
 class CountingBroker(MemoryBroker):
@@ -378,14 +414,9 @@ async def test_a_floor_of_durability_is_enforced_at_first_use() -> None:
         await ping.aenqueue()
 
 
-async def test_an_unknown_engine_is_a_clear_error() -> None:
-    app = App("carrier-pigeon://roof")
-
-    @app.task
-    async def ping() -> None: ...
-
-    with pytest.raises(UnknownEngine):
-        await ping.aenqueue()
+def test_an_unknown_engine_is_a_clear_error() -> None:
+    with pytest.raises(UnknownEngine, match="sqlite://"):
+        App("carrier-pigeon://roof")
 
 
 async def test_a_job_may_join_the_callers_transaction(tmp_path: Path) -> None:

@@ -248,8 +248,12 @@ async def test_a_result_that_cannot_be_kept_is_an_error_and_not_a_crash(app: App
     assert "cannot be kept" in record.error.message
 
 
+class Odd(BaseException):
+    """Somebody's own idea of an exception."""
+
+
 @pytest.mark.parametrize(
-    "error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()]
+    "error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError(), Odd()]
 )
 @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
 async def test_nothing_that_a_job_raises_stops_the_worker(
@@ -273,6 +277,49 @@ async def test_nothing_that_a_job_raises_stops_the_worker(
     await work(app)
     assert (await record_of(app, first.id)).state is State.DEAD
     assert await second.aresult(timeout="1s") == "fine"
+
+
+@pytest.mark.parametrize("backoff", [lambda n: 1 / 0, lambda n: -1, lambda n: "soon"])
+async def test_a_backoff_that_fails_buries_the_job_and_not_the_slot(
+    app: App, backoff: Callable[[int], Any]
+) -> None:
+    @app.task(on_error=repeat(3, backoff))
+    async def fail() -> None:
+        raise ValueError
+
+    @app.task(result_ttl="1h")
+    async def fine() -> str:
+        return "fine"
+
+    first, second = await fail.aenqueue(), await fine.aenqueue()
+    await work(app, lanes=[Lane({"default": 1}, 1)])
+    assert (await record_of(app, first.id)).state is State.DEAD
+    assert await second.aresult(timeout="1s") == "fine"
+
+
+@pytest.mark.parametrize("verdict", [Failure, Retry])
+async def test_a_verdict_may_carry_anything_as_its_reason(
+    app: App, verdict: Callable[[object], Exception]
+) -> None:
+    @app.task(on_error=dead)
+    async def fail() -> None:
+        raise verdict(ValueError("lone \udc80 surrogate"))
+
+    handle = await fail.aenqueue()
+    await work(app)
+    record = await record_of(app, handle.id)
+    assert record.error is not None
+    assert record.error.message.startswith("lone ")
+
+
+async def test_what_one_call_says_of_errors_comes_before_the_rules_of_the_task(app: App) -> None:
+    @app.task(on_error={ValueError: AT_ONCE})
+    async def fail() -> None:
+        raise ValueError
+
+    handle = await fail.using(on_error=dead).aenqueue()
+    await work(app)
+    assert (await record_of(app, handle.id)).attempts == 1
 
 
 # --- what cannot be run ------------------------------------------------------------------
@@ -354,6 +401,33 @@ async def test_progress_and_log_lines_are_kept_and_bounded(app: App) -> None:
     assert len(record.log[-1]) == 2000
 
 
+async def test_a_plain_function_tells_from_its_thread(app: App) -> None:
+    @app.task(on_success=archive)
+    def long(job: Job) -> None:
+        for n in range(5000):
+            job.log(f"line {n} \udc80")
+            job.progress(n, 5000)
+
+    handle = await long.aenqueue()
+    await work(app)
+    record = await record_of(app, handle.id)
+    assert record.progress == Progress(4999, 5000)
+    assert [line.split()[1] for line in record.log] == [str(n) for n in range(4900, 5000)]
+
+
+@pytest.mark.parametrize("done", [float("nan"), float("inf"), "half"])
+async def test_progress_that_is_no_number_is_the_jobs_own_error(app: App, done: Any) -> None:
+    @app.task(on_error=dead)
+    async def vague(job: Job) -> None:
+        job.progress(done, 3)
+
+    handle = await vague.aenqueue()
+    await work(app)
+    record = await record_of(app, handle.id)
+    assert record.error is not None
+    assert "takes numbers" in record.error.message
+
+
 async def test_progress_shows_while_the_job_runs(app: App) -> None:
     going = asyncio.Event()
 
@@ -364,7 +438,7 @@ async def test_progress_shows_while_the_job_runs(app: App) -> None:
 
     handle = await slow.aenqueue()
     async with working(app) as worker:
-        await until(lambda: not worker._pump._notes and bool(worker._by_fence))
+        await until(lambda: not worker._pump._notes and bool(worker._running()))
         assert (await record_of(app, handle.id)).progress == Progress(1, 3)
         going.set()
 
@@ -402,6 +476,30 @@ async def test_hooks_hear_in_order(app: App) -> None:
         ("fetched", "fail"), ("error", "no"), ("fetched", "fail"), ("error", "no"), ("dead", "failed"),
         ("fetched", "slow"), ("timeout",), ("dead", "timeout"),
     ]  # fmt: skip
+
+
+async def test_hooks_hear_what_happened_and_nothing_else(app: App) -> None:
+    """A snooze is no error; a result that cannot be kept is one, and no success."""
+    heard: list[str] = []
+    app.on_finished(lambda job, result: heard.append(f"finished {job.task}"))
+    app.on_error(lambda job, error: heard.append(f"error {job.task}"))
+    app.on_dead(lambda job, reason: heard.append(f"dead {job.task}"))
+
+    @app.task(name="sleepy")
+    async def sleepy(job: Job) -> None:
+        if not job.lease.fence % 2 or job.fence > 2:
+            return
+        raise Snooze(0)
+
+    @app.task(name="odd", result_ttl="1h")
+    async def odd() -> object:
+        return object()
+
+    await sleepy.aenqueue()
+    await work(app)
+    await odd.aenqueue()
+    await work(app)
+    assert heard == ["finished sleepy", "error odd", "dead odd"]
 
 
 async def test_a_hook_that_raises_changes_nothing(app: App, caplog: pytest.LogCaptureFixture) -> None:
@@ -724,8 +822,8 @@ async def test_a_lost_lease_stops_the_run_and_nothing_of_it_is_recorded(app: App
 
     handle = await slow.aenqueue()
     async with working(app, lease=timedelta(milliseconds=200)) as worker:
-        await until(lambda: bool(worker._by_fence))
-        [slot] = worker._by_fence.values()
+        await until(lambda: bool(worker._running()))
+        [slot] = worker._running()
         assert slot.lease is not None
         await (await app.ready()).renew([slot.lease], span=timedelta(0))  # as if it had stalled
         await until_state(app, handle.id, State.DONE)
@@ -767,7 +865,7 @@ async def test_queues_that_share_slots_are_served_by_weight(app: App) -> None:
         order.append(job.queue)
 
     for queue in ("light", "heavy"):
-        await note.many([()] * 300, queue=queue).aenqueue()
+        await note.using(queue=queue).many([()] * 300).aenqueue()
     lane = Lane({"light": 1, "heavy": 9}, 1)
     worker = Worker(app, Settings(mode=Mode.UNTIL_EMPTY, lanes=[lane]))
     firsts = Counter(
@@ -969,7 +1067,7 @@ async def test_the_worker_outlives_an_engine_that_is_away(
     handle = await slow.aenqueue()
     with caplog.at_level(logging.WARNING, "skep.worker"):
         async with working(app, poll=timedelta(milliseconds=20)) as worker:
-            await until(lambda: bool(worker._by_fence))
+            await until(lambda: bool(worker._running()))
             away = True
             release.set()
             await until(lambda: "the engine is away" in caplog.text)
@@ -1003,7 +1101,7 @@ async def test_a_thousand_failing_and_succeeding_jobs_leak_nothing(app: App) -> 
     worker = await work(app)
     assert seen == {True: 600, False: 600}
     assert (await app.queues.acounts())["default"].dead == 600
-    assert not worker._by_fence
+    assert not worker._running()
     assert not worker._keeper._held
     await until(lambda: threading.active_count() <= before)
 

@@ -1145,8 +1145,17 @@ def _moment(us: int | None) -> datetime | None:
     return None if us is None else from_us(us)
 
 
+def _read(decoder: msgspec.json.Decoder[T], text: str | None) -> T | None:
+    """What is stored; None where a foreign hand has stored something else: no look may fail over it."""
+    try:
+        return decoder.decode(text) if text else None
+    except msgspec.MsgspecError:
+        return None
+
+
 def _facts(row: Any) -> dict[str, Any]:
     """What live and archived jobs have in common."""
+    lines, events = _read(_lines, row["log"]), _read(_events, row["history"])
     return {
         "id": row["id"],
         "task": row["task"],
@@ -1159,14 +1168,14 @@ def _facts(row: Any) -> dict[str, Any]:
         "failures": row["failures"],
         "crashes": row["crashes"],
         "cancel_requested": bool(row["cancel"]),
-        "error": _error.decode(row["error"]) if row["error"] else None,
+        "error": _read(_error, row["error"]),
         "unique": row["unique_key"],
         "key": row["limit_key"],
         "batch": row["batch"],
         "member": row["member"],
-        "progress": _progress.decode(row["progress"]) if row["progress"] else None,
-        "log": tuple(_lines.decode(row["log"])) if row["log"] else (),
-        "history": tuple(_events.decode(row["history"])) if row["history"] else (),
+        "progress": _read(_progress, row["progress"]),
+        "log": tuple(lines or ()),
+        "history": tuple(events or ()),
     }
 
 

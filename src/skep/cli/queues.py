@@ -24,8 +24,9 @@ STATES = ("ready", "scheduled", "held", "running", "done", "dead", "cancelled")
 @on_app
 async def queues(session: Session, age: bool) -> None:
     """List queues with their jobs per state; pause, resume, block, unblock or drop them."""
-    counts = await session.queues.acounts()
     rules = await session.queues.arules()
+    ruled = {rule.name: Counts() for rule in rules if rule.scope is Scope.QUEUE}
+    counts = dict(sorted({**ruled, **await session.queues.acounts()}.items()))
     ages = await oldest_of(session, counts) if age else {}
     if not counts:
         session.out.note("no queue has held a job yet")
@@ -119,6 +120,8 @@ async def change(session: Session, name: str, done: str, answer: Awaitable[bool]
     """Repeating it does no harm, so it is no error either."""
     changed = await answer
     session.out.say(f"{name}: {done}" if changed else f"{name}: nothing to do, it was so already")
+    if name not in await session.queues.acounts() and name not in session.app.tasks:
+        session.out.note(f"no job or task has that name so far: {name!r}")
     session.out.document({"name": name, done: True, "changed": changed})
 
 

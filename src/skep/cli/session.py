@@ -43,7 +43,7 @@ def on_app(command: Command[P]) -> Callable[P, None]:
         metavar="MOD:APP",
         expose_value=False,
         callback=_remember,
-        help="Its module and name.",
+        help="Where the app is, such as tasks:app.",
     )
     @click.option(
         "--url", expose_value=False, callback=_remember, help="The engine, such as sqlite:///jobs.db."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from datetime import datetime
@@ -75,6 +76,8 @@ async def watch(session: Session, seconds: float) -> None:
     screen = console()
     before: View | None = None
     with Live(console=screen, screen=True, auto_refresh=False) as live, _q_pressed() as ended:
+        # Also where SIGINT is ignored, as it is for what a shell has started in the background.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, ended.set)
         while not ended.is_set():
             view = await look(session)
             rates = rates_between(before, view) if before is not None else {}

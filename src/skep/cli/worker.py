@@ -17,7 +17,9 @@ from skep.errors import BadSetting
 from skep.loading import load_app
 from skep.registry import Registry
 from skep.strategy import Repeat
-from skep.worker.settings import Lane, Mode, Settings
+from skep.worker.settings import LOG_FORMAT, Lane, Mode, Settings
+
+log = logging.getLogger("skep.worker")
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -77,7 +79,8 @@ class Order:
 
 
 @click.command()
-@click.argument("app", metavar="MOD:APP", envvar="SKEP_APP")
+@click.argument("app", metavar="MOD:APP", envvar="SKEP_APP", required=False)
+@click.option("--app", "named", metavar="MOD:APP", help="The same, as the other commands say it.")
 @click.option(
     "-q",
     "--queue",
@@ -119,10 +122,16 @@ def worker(**given: Any) -> None:
     """
     from skep.worker.supervisor import run_worker, supervise
 
+    named = given.pop("named")
+    given["app"] = named or given["app"]
+    if given["app"] is None:
+        raise click.UsageError("which app?  Name it as MOD:APP, such as tasks:app, or set SKEP_APP")
     order = Order(**given)
     registry = load_app(order.app)
     log_to_stderr(order.log_level)
     settings = order.settings(registry)
+    for queue in unknown_queues(registry, settings):
+        log.warning("no task of this app uses queue %r: is it spelt right?", queue)
     if order.processes > 1:
         code = supervise(
             order.for_one_process(), order.processes, order.grace, forever=settings.mode is Mode.FOREVER
@@ -159,6 +168,16 @@ def _not_a_lane(text: str) -> BadSetting:
 
 
 def declared(registry: Registry, concurrency: int) -> Lane:
+    """All queues of an app, sharing these slots."""
+    names = queues_of(registry)
+    if not names:
+        raise BadSetting(
+            "the app declares no tasks: import their modules where it is made, or name queues: -q"
+        )
+    return Lane(dict.fromkeys(sorted(names), 1), concurrency)
+
+
+def queues_of(registry: Registry) -> set[str]:
     """The queues that the tasks of an app name: their own, and those of their repetitions."""
     names: set[str] = set()
     for task in registry.tasks.values():
@@ -168,11 +187,13 @@ def declared(registry: Registry, concurrency: int) -> Lane:
         for strategy in (policy.on_success, policy.on_error, policy.on_timeout, *rules):
             if isinstance(strategy, Repeat) and strategy.queue is not None:
                 names.add(strategy.queue)
-    if not names:
-        raise BadSetting(
-            "the app declares no tasks: import their modules where it is made, or name queues: -q"
-        )
-    return Lane(dict.fromkeys(sorted(names), 1), concurrency)
+    return names
+
+
+def unknown_queues(registry: Registry, settings: Settings) -> list[str]:
+    """Jobs may be sent there by name all the same, so it is no error."""
+    known = queues_of(registry)
+    return [queue for lane in settings.lanes for queue in lane.queues if queue not in known]
 
 
 class CleanFormatter(logging.Formatter):
@@ -185,6 +206,6 @@ class CleanFormatter(logging.Formatter):
 def log_to_stderr(level: str) -> None:
     """Unless the app has set logging up in its own way; the level of what skep says is ours to set."""
     handler = logging.StreamHandler()
-    handler.setFormatter(CleanFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(CleanFormatter(LOG_FORMAT))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.getLogger("skep").setLevel(level.upper())

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 from skep.broker import Engine, Filter
@@ -33,6 +34,7 @@ class Show:
         self._log = folder / "workers.log"
         self.screen = screen
         self.sent: list[str] = []
+        self._heard: set[tuple[str, int]] = set()
         self._began = time.monotonic()
         os.environ["SKEP_DEMO_URL"] = f"sqlite:///{folder}/demo.db"
         os.environ["SKEP_DEMO_LEDGER"] = str(self.ledger)
@@ -68,7 +70,8 @@ class Show:
             f"  {self.seconds:4.1f} s  kill -9 of worker {victim.pid}, in the middle of its jobs"
         )
         self._workers.append(self._start_worker())
-        self.screen.tell(f"  {self.seconds:4.1f} s  its leases of 3 s run out, then others take over")
+        self.screen.tell(f"  {self.seconds:4.1f} s  worker {self._workers[-1].pid} takes its place")
+        self.screen.tell(f"  {self.seconds:4.1f} s  when the leases of 3 s have run out, its jobs run again")
 
     def check(self) -> None:
         """A worker that ends by itself is not part of the play."""
@@ -85,12 +88,24 @@ class Show:
         for worker in self._workers:
             worker.wait()
 
+    async def tell_events(self, engine: Engine) -> None:
+        """What has happened to jobs since the last look, as their histories tell it."""
+        told: Counter[str] = Counter()
+        for record in await every_record(engine):
+            for event in record.history:
+                if (record.id, event.fence) not in self._heard:
+                    self._heard.add((record.id, event.fence))
+                    told[f"{record.task} {event.kind}" + (f" after {event.note}" if event.note else "")] += 1
+        for what, n in sorted(told.items()):
+            self.screen.tell(f"  {self.seconds:4.1f} s  {n} × {what}")
+
     async def watch(self, engine: Engine) -> None:
         """Until everything has ended; the first worker is killed once it is busy with long jobs."""
         killed = False
         while self.seconds < TOO_LONG:
             self.check()
             queues = await engine.queues()
+            await self.tell_events(engine)
             self.screen.show(self.seconds, queues, self.workers(), len(self.sent))
             counts = queues.get(QUEUE)
             if counts is not None and not counts.waiting and not counts.running:
@@ -99,6 +114,7 @@ class Show:
                 killed = True
                 self.kill_a_worker()
             await asyncio.sleep(0.2)
+        self.screen.tell(f"  {self.seconds:4.1f} s  that takes too long: the machine must be very busy")
 
 
 def what_to_send(app: Registry) -> list[Job]:
@@ -149,7 +165,9 @@ def tell(proof: Proof) -> None:
 
 
 def main() -> int:
-    print("This is the whole app (skep/demo/tasks.py):\n")
+    print(
+        "These are its tasks (skep/demo/tasks.py; started() writes a line into a ledger outside of the engine):\n"
+    )
     source = Path(inspect.getsourcefile(Proof) or "").with_name("tasks.py").read_text(encoding="utf-8")
     print("    " + source.partition("\n\n\n")[2].replace("\n", "\n    ").rstrip())
     print("\nTwo worker processes share a SQLite file; no server is needed.\n")
@@ -160,4 +178,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("\nstopped")

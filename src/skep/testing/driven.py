@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-from skep.broker import Exchange
+from skep.broker import Engine, Exchange
 from skep.brokers.memory import MemoryBroker, _Entry
 from skep.clock import Clock
 from skep.job import Lease, Outcome, Record, Release
@@ -74,8 +74,8 @@ class DrivenWorker(Worker):
         self._life = asyncio.create_task(self.run(), name="skep-driven-worker")
         await self._or_its_end(self.started)
 
-    async def _start(self) -> None:
-        await super()._start()
+    async def _start(self, engine: Engine) -> None:
+        await super()._start(engine)
         self._pump.pause()
 
     async def end(self) -> None:

@@ -566,8 +566,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _is_second_member(self, batch: str | None, member_id: str) -> bool:
         """A member that went and is put again under its id: does it count twice?  The contract is silent."""
-        free = self.model.entry(member_id) is None and member_id not in self.model.ids_until
-        return free and self.model.counts_already(batch, member_id)
+        return self.model.counts_already(batch, member_id) and not self.model.uses(member_id)
 
     def _lease(self, wants: dict[str, int], span: timedelta, limit: int | None) -> list[Lease]:
         self._leave_no_doubt(wants, limit)
@@ -607,7 +606,7 @@ class EngineMachine(RuleBasedStateMachine):
         return [self._job(draft, batch=batch, member=self.made) for draft in drafts]
 
     def _batch(self, shape: Shape, parent: str | None = None) -> Batch:
-        self.made += 1
+        number, self.made = self.made, self.made + 1
         batch = f"batch-{len(self.batches) + 1}"
         self.batches.append(batch)
         facts: dict[str, Any] = {
@@ -615,7 +614,7 @@ class EngineMachine(RuleBasedStateMachine):
             for when in shape.callbacks
         }
         facts |= {"linger_ms": shape.linger_ms, "open_for_ms": shape.open_for_ms}
-        return Batch(id=batch, parent=parent, member=self.made, **facts)
+        return Batch(id=batch, parent=parent, member=number, **facts)
 
     def _outcomes(self, turns: list[tuple[int, Outcome | Emits]]) -> list[tuple[Lease, Outcome]]:
         outcomes: list[tuple[Lease, Outcome]] = []

@@ -131,7 +131,7 @@ class Model:
     # --- producers ---------------------------------------------------------------------------
 
     def put(self, jobs: Sequence[Job], *, token: str | None = None) -> list[Receipt]:
-        if token in self.tokens_until:
+        if self._is_repeated(token):
             return [Receipt(job.id, created=False) for job in jobs]
         new = self._newcomers(jobs)
         self._refuse(self._full(new) | self._shut(job.batch for job in new))
@@ -140,7 +140,7 @@ class Model:
     def put_batch(
         self, batch: Batch, jobs: Sequence[Job] = (), *, seal: bool = True, token: str | None = None
     ) -> list[Receipt]:
-        if token in self.tokens_until:
+        if self._is_repeated(token):
             return [Receipt(job.id, created=False) for job in jobs]
         new = self._newcomers(jobs)
         joined = {job.batch for job in new}
@@ -347,6 +347,11 @@ class Model:
         parts = sorted(self.groups[batch].parts, key=lambda part: part.member)
         return [Member(p.member, p.id, _state(p), p.result, p.reason) for p in parts]
 
+    def uses(self, job_id: str) -> bool:
+        """Whether a put of this id would make no job."""
+        known = job_id in self.ids_until and self.ids_until[job_id] > self.now
+        return known or self.entry(job_id) is not None
+
     def counts_already(self, batch: str | None, member_id: str) -> bool:
         """Whether a member of that id has been counted, so that a second one would be ambiguous."""
         group = self.groups.get(batch or "")
@@ -357,6 +362,9 @@ class Model:
         return any(until <= self.now for until in [*self.ids_until.values(), *self.tokens_until.values()])
 
     # --- putting -----------------------------------------------------------------------------
+
+    def _is_repeated(self, token: str | None) -> bool:
+        return token is not None and token in self.tokens_until and self.tokens_until[token] > self.now
 
     def _newcomers(self, jobs: Sequence[Job]) -> list[Job]:
         new: list[Job] = []
@@ -402,7 +410,7 @@ class Model:
         return Receipt(job.id, created=True)
 
     def _in_place_of(self, job: Job) -> str | None:
-        if job.id in self.ids_until or self.entry(job.id) is not None:
+        if self.uses(job.id):
             return job.id
         return self._holder_of(job.unique)
 

@@ -58,10 +58,10 @@ from skep.worker.frames import (
 )
 from skep.worker.origin import restore
 from skep.worker.runner import provide
+from skep.worker.settings import LOG_FORMAT
 
 T = TypeVar("T")
 
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 CHUNK = 2**16
 MORE_LIKELY = "500"  # of ±1000: when memory is short, the kernel is to choose us and not the worker
 PR_SET_PDEATHSIG = 1

@@ -18,7 +18,7 @@ from datetime import timedelta
 
 from skep.broker import Broker, Renewal
 from skep.errors import EngineError
-from skep.job import Lease
+from skep.job import Identity, Lease
 
 log = logging.getLogger("skep.worker")
 
@@ -62,7 +62,7 @@ class Keeper:
         self._lost = lost
         self._stop_wanted = stop_wanted
         self._clock = clock
-        self._held: dict[int, Held] = {}
+        self._held: dict[Identity, Held] = {}
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._loop_thread = 0
@@ -88,15 +88,15 @@ class Keeper:
         safe_until = self.safe_until(sent)
         held = self._held
         for lease in leases:
-            held[lease.fence] = Held(lease, safe_until)
+            held[lease.id, lease.fence] = Held(lease, safe_until)
 
     def drop(self, leases: Iterable[Lease]) -> None:
         held = self._held
         for lease in leases:
-            held.pop(lease.fence, None)
+            held.pop((lease.id, lease.fence), None)
 
     def holds(self, lease: Lease) -> bool:
-        return lease.fence in self._held
+        return (lease.id, lease.fence) in self._held
 
     def beat(self) -> None:
         """The event loop turns."""
@@ -143,7 +143,7 @@ class Keeper:
                 self._give_up(one)
 
     def _give_up(self, one: Held) -> None:
-        if self._held.pop(one.lease.fence, None) is not None:
+        if self._held.pop((one.lease.id, one.lease.fence), None) is not None:
             self._lost(one.lease)
 
     def _watch_the_loop(self) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from skep.broker import Engine, Exchange, Note
+from skep.broker import LOG_LINES, Engine, Exchange, Note
 from skep.errors import EngineError
-from skep.job import Lease, Outcome, Progress, Release
+from skep.job import Identity, Lease, Outcome, Progress, Release
 from skep.worker.keeper import Keeper
 from skep.worker.settings import Mode, Settings
 from skep.worker.slots import SlotLane
@@ -24,6 +25,15 @@ LINGER = 0.001  # seconds in which outcomes gather while there is other work to 
 ENOUGH = 100  # outcomes that do not wait for more
 SWEEP_EVERY = 1.0
 FIRST_BACKOFF, LAST_BACKOFF = 0.1, 10.0
+
+
+class Telling:
+    """What one job has told since the last turn."""
+
+    def __init__(self, lease: Lease) -> None:
+        self.lease = lease
+        self.progress: Progress | None = None
+        self.lines: deque[str] = deque(maxlen=LOG_LINES)
 
 
 class Pump:
@@ -46,7 +56,7 @@ class Pump:
         self._clock = clock
         self._lost = lost
         self._done: list[tuple[Lease, Outcome]] = []
-        self._notes: dict[int, Note] = {}
+        self._notes: dict[Identity, Telling] = {}
         self._wake = asyncio.Event()
         self._leasing = True
         self._finishing = False
@@ -54,6 +64,7 @@ class Pump:
         self._next_sweep = 0.0
         self._next_due: float | None = None
         self._backoff = FIRST_BACKOFF
+        self.settled = 0
         self.drained = asyncio.Event()  # set when a mode that ends has nothing left to do
         self.idle = asyncio.Event()  # set while there is nothing to lease, run or settle
         self.resting = asyncio.Event()  # set whenever it waits, having nothing to lease or settle
@@ -68,12 +79,11 @@ class Pump:
             self._done.append((lease, outcome))
         self._wake.set()
 
-    def note(self, lease: Lease, progress: Progress | None, lines: tuple[str, ...]) -> None:
-        known = self._notes.get(lease.fence)
-        if known is not None:
-            progress = progress or known.progress
-            lines = known.lines + lines
-        self._notes[lease.fence] = Note(lease, progress, lines)
+    def note(self, lease: Lease, progress: Progress | None, lines: Iterable[str]) -> None:
+        """What a running job tells; between two turns only the newest of it is kept."""
+        told = self._notes.setdefault((lease.id, lease.fence), Telling(lease))
+        told.progress = progress or told.progress
+        told.lines.extend(lines)
         self._wake.set()
 
     @property
@@ -176,6 +186,7 @@ class Pump:
             raise
 
     def _settled(self, outcomes: list[tuple[Lease, Outcome]], lost: list[Lease]) -> None:
+        self.settled += len(outcomes) - len(lost)
         self._keeper.drop(lease for lease, _ in outcomes)
         for lease in lost:
             # The job outlived its lease and may be running elsewhere.  Its effects stand, so there
@@ -186,9 +197,20 @@ class Pump:
         self._done += [(lease, Release()) for lease in lane.take_back()]
 
     async def send_notes(self) -> None:
-        if self._notes:
-            notes, self._notes = self._notes, {}
-            await self._engine.note(list(notes.values()))
+        if not self._notes:
+            return
+        notes, self._notes = self._notes, {}
+        try:
+            await self._engine.note(
+                [Note(told.lease, told.progress, (*told.lines,)) for told in notes.values()]
+            )
+        except EngineError:
+            for told in self._notes.values():  # what has been told meanwhile is newer
+                if earlier := notes.pop((told.lease.id, told.lease.fence), None):
+                    told.progress = told.progress or earlier.progress
+                    told.lines.extendleft(reversed(earlier.lines))
+            self._notes = {**notes, **self._notes}
+            raise
 
     async def _sweep(self) -> None:
         """Any worker does what time asks for, about once a second and when something becomes due."""

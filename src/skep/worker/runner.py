@@ -28,6 +28,7 @@ from skep.job import (
     Retry,
     Snooze,
     describe,
+    storable,
 )
 from skep.policy import MILLISECOND, TIMED_OUT, Policy, after_failure, after_success
 from skep.registry import Registry
@@ -73,16 +74,21 @@ class Runner:
         """Everything that happens to a job between its lease and its settling.  None: nothing to record."""
         try:
             attempt = self._prepare(lease)
+            self._watch(attempt, slot)
+            if self._registry.hooks["fetched"]:
+                await self.tell("fetched", attempt.job)
+            ended = await self._perform(attempt, slot)
+            outcome = self._judge(attempt, ended)
+            if self._registry.hooked:
+                await self._report(attempt, ended, outcome)
+            return outcome
         except (BrokenPayload, UnknownTask) as error:
-            return await self._broken(lease, error)
-        self._watch(attempt, slot)
-        if self._registry.hooks["fetched"]:
-            await self.tell("fetched", attempt.job)
-        ended = await self._perform(attempt, slot)
-        outcome = self._judge(attempt, ended)
-        if self._registry.hooked:
-            await self._report(attempt, ended, outcome)
-        return outcome
+            return self._broken(lease, error)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # a backoff that raises, an upgrade that raises, or a mistake of ours
+            log.exception("job %s cannot be judged and is buried", lease.id)
+            return Dead(error=describe(error, "".join(traceback.format_exception(error))))
 
     # --- before --------------------------------------------------------------------------
 
@@ -98,7 +104,7 @@ class Runner:
         if timeout_ms is not None:
             slot.deadline = slot.started + timeout_ms / 1000
 
-    async def _broken(self, lease: Lease, error: SkepError) -> Outcome:
+    def _broken(self, lease: Lease, error: SkepError) -> Outcome:
         log.error("job %s cannot be run and is kept as broken: %s", lease.id, error)
         return Broken(describe(error))
 
@@ -116,7 +122,7 @@ class Runner:
             return self._stopped(slot, error)
         except Crashed:
             return Ended(stop=Stop.LOST)  # counted already, so its lease has ended
-        except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+        except BaseException as error:  # also SystemExit and the like: nothing that a job raises stops us
             return Ended(error=error, stop=slot.stop)
         if slot.stop is not None:  # it swallowed its cancellation, but that does not make it in time
             _uncancel()
@@ -207,15 +213,15 @@ class Runner:
         if isinstance(error, Remote):
             strategy = error.strategy or policy.on_error
             return after_failure(strategy, job.lease, random=self._random, error=error.told)
-        strategy = task.strategy_for(error, policy)
+        strategy = policy.on_error if job.envelope.on_error else task.strategy_for(error, policy)
         match error:
             case verdict.Snooze(after=after):
                 return Snooze(after)
             case verdict.Failure(reason=reason):
                 ending = strategy.ending if isinstance(strategy, Repeat) else strategy
-                return after_failure(ending, job.lease, random=self._random, error=Error("Failure", reason))
+                return after_failure(ending, job.lease, random=self._random, error=_said("Failure", reason))
             case verdict.Retry(reason=reason, after=after):
-                told = Error("Retry", reason)
+                told = _said("Retry", reason)
                 outcome = after_failure(strategy, job.lease, random=self._random, error=told)
                 if isinstance(outcome, Retry) and after is not None:
                     return Retry(delay=after, error=told, queue=outcome.queue)
@@ -240,14 +246,15 @@ class Runner:
     async def _report(self, attempt: Attempt, ended: Ended, outcome: Outcome | None) -> None:
         """Let those know who asked for it; nothing they do changes the outcome."""
         job = attempt.job
-        if ended.stop is Stop.TIMEOUT:
-            await self.tell("timeout", job)
-        elif ended.stop is Stop.LOST:
-            await self.tell("lost", job)
-        elif ended.error is not None or isinstance(ended.value, verdict.Verdict):
-            await self.tell("error", job, ended.error or ended.value)
-        elif ended.stop is None:
-            await self.tell("finished", job, ended.value)
+        match outcome:
+            case None:
+                await self.tell("lost", job)
+            case Done():
+                await self.tell("finished", job, ended.value)
+            case Retry(error=error) | Dead(error=error) if ended.stop is None:
+                await self.tell("error", job, _raised(ended) or RuntimeError(error.message if error else ""))
+            case Retry() | Dead():
+                await self.tell("timeout", job)
         if isinstance(outcome, Dead):
             await self.tell("dead", job, outcome.reason)
 
@@ -280,6 +287,15 @@ async def _make(provider: Callable[..., Any], kwargs: dict[str, Any], stack: Asy
         return stack.enter_context(contextmanager(provider)(**kwargs))
     made = provider(**kwargs)
     return await made if inspect.isawaitable(made) else made
+
+
+def _said(verdict: str, reason: str) -> Error:
+    return Error(verdict, storable(reason[:2000]))
+
+
+def _raised(ended: Ended) -> BaseException | None:
+    """What the job raised, or said by a verdict."""
+    return ended.value if isinstance(ended.value, verdict.Verdict) else ended.error
 
 
 def _uncancel() -> None:

@@ -12,6 +12,8 @@ from msgspec import Struct
 
 from skep.errors import BadSetting
 
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
 
 class Mode(StrEnum):
     """When a worker stops by itself: never, when nothing is ready any more, or after one job."""

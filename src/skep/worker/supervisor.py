@@ -21,7 +21,7 @@ from typing import Any
 from skep.errors import AppNotFound, BadSetting, SkepError
 from skep.registry import Registry
 from skep.worker.processes import how_it_ended
-from skep.worker.settings import Settings
+from skep.worker.settings import LOG_FORMAT, Settings
 from skep.worker.worker import Worker
 
 log = logging.getLogger("skep.worker")
@@ -37,7 +37,6 @@ def _uvloop() -> Any:
 # Now, and not when it is needed: by then the app's folder is a place to look for modules.
 UVLOOP = _uvloop()
 
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 CLEAN, FAILED, USELESS = 0, 1, 2  # exit codes; after the last one, starting it again would not help
 FIRST_BACKOFF, LAST_BACKOFF = 0.2, 30.0
 LONG_ENOUGH = 60.0  # seconds after which a crash is a new one, and not the last one again

@@ -6,14 +6,16 @@ import asyncio
 import inspect
 import logging
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 
 from msgspec.structs import replace
 
+from skep.broker import Engine
 from skep.errors import BadSetting, EngineError
-from skep.job import Cancelled, Error, Lease, Outcome, Progress, Release
+from skep.job import Cancelled, Error, Identity, Lease, Outcome, Progress, Release
 from skep.registry import Registry
 from skep.worker.keeper import Keeper, monotonic
 from skep.worker.processes import ChildPool
@@ -49,8 +51,8 @@ class Worker:
         self._driven = driven
         self._stopping = asyncio.Event()
         self._at_once = asyncio.Event()
-        self._by_fence: dict[int, Slot] = {}
-        self._wanted_stops: set[int] = set()
+        self._wanted_stops: set[Identity] = set()
+        self._loop_thread = 0
         self.stuck = 0
         self.lost = 0
         self.started = asyncio.Event()
@@ -59,7 +61,7 @@ class Worker:
 
     async def run(self) -> None:
         """Work, then shut down gracefully: what runs has the grace period, then it is released."""
-        await self._start()
+        await self._start_or_clean_up()
         ticker = asyncio.create_task(self._tick_forever(), name="skep-ticker")
         pumping = asyncio.create_task(self._pump.run(), name="skep-pump")
         stopping = asyncio.create_task(self._stopping.wait())
@@ -100,15 +102,23 @@ class Worker:
                 return
         raise BadSetting(f"this worker does not serve queue {queue!r}")
 
-    async def _start(self) -> None:
+    async def _start_or_clean_up(self) -> None:
         self._registry.check()
         engine = await self._registry.ready()
-        loop = asyncio.get_running_loop()
+        self._assemble(engine)
+        try:
+            await self._start(engine)
+        except BaseException:
+            await self._end()
+            raise
+
+    def _assemble(self, engine: Engine) -> None:
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self._keeper = Keeper(
             engine,
             self._settings.lease,
-            lost=lambda lease: _from_thread(loop, self._lease_is_lost, lease),
-            stop_wanted=lambda lease: _from_thread(loop, self._stop_is_wanted, lease),
+            lost=lambda lease: _from_thread(self._loop, self._lease_is_lost, lease),
+            stop_wanted=lambda lease: _from_thread(self._loop, self._stop_is_wanted, lease),
             clock=self._clock,
         )
         self._children = ChildPool(self._registry, self._settings, listener=self, crashed=self._count_crash)
@@ -120,6 +130,8 @@ class Worker:
         self._pump = Pump(
             engine, self._lanes, self._keeper, self._settings, clock=self._clock, lost=self._settled_too_late
         )
+
+    async def _start(self, engine: Engine) -> None:
         await self._call_state_hooks("startup")
         await self._children.start()
         for lane in self._lanes:
@@ -161,6 +173,13 @@ class Worker:
             await lane.stop()
         await self._children.close()
         self._keeper.stop()
+        log.info(
+            "worker %s ends: %d runs settled, %d leases lost, %d stuck",
+            self._settings.holder,
+            self._pump.settled,
+            self.lost,
+            self.stuck,
+        )
         await self._call_state_hooks("shutdown")
 
     async def _call_state_hooks(self, event: str) -> None:
@@ -173,20 +192,24 @@ class Worker:
     # --- one job -------------------------------------------------------------------------
 
     async def _run_one(self, lease: Lease, slot: Slot) -> Outcome | None:
-        self._by_fence[lease.fence] = slot
-        if lease.fence in self._wanted_stops:
+        if self._wanted_stops and (lease.id, lease.fence) in self._wanted_stops:
             return Cancelled()
         if not self._keeper.holds(lease):
             return None
         return await self._runner.run(lease, slot)
 
     def _ended(self, lease: Lease, outcome: Outcome | None) -> None:
-        self._by_fence.pop(lease.fence, None)
-        self._wanted_stops.discard(lease.fence)
+        if self._wanted_stops:
+            self._wanted_stops.discard((lease.id, lease.fence))
         self._pump.settle(lease, outcome)
 
     def _running(self) -> list[Slot]:
         return [slot for lane in self._lanes for slot in lane.running]
+
+    def _stop_run(self, lease: Lease, reason: Stop) -> None:
+        for slot in self._running():
+            if slot.lease is not None and (slot.lease.id, slot.lease.fence) == (lease.id, lease.fence):
+                slot.ask_to_stop(reason, self._clock())
 
     async def _count_crash(self, lease: Lease, how: str) -> None:
         """A job's process has died: that counts now, and not when its lease has run out."""
@@ -203,22 +226,25 @@ class Worker:
     # --- what comes from outside ---------------------------------------------------------
 
     def told(self, lease: Lease, progress: Progress | None, lines: tuple[str, ...]) -> None:
-        self._pump.note(lease, progress, lines)
+        """From a slot, or from the thread of a plain function."""
+        if threading.get_ident() == self._loop_thread:
+            self._pump.note(lease, progress, lines)
+        else:
+            with suppress(RuntimeError):  # the loop has ended: nobody is left to be told
+                self._loop.call_soon_threadsafe(self._pump.note, lease, progress, lines)
 
     def stopping(self, lease: Lease) -> bool:
-        return self._stopping.is_set() or lease.fence in self._wanted_stops
+        return self._stopping.is_set() or (lease.id, lease.fence) in self._wanted_stops
 
     def _lease_is_lost(self, lease: Lease) -> None:
         """Somebody else may be running it by now: stop at once, and record nothing."""
         self.lost += 1
         log.warning("the lease of job %s is lost: its run is stopped", lease.id)
-        if slot := self._by_fence.get(lease.fence):
-            slot.ask_to_stop(Stop.LOST, self._clock())
+        self._stop_run(lease, Stop.LOST)
 
     def _stop_is_wanted(self, lease: Lease) -> None:
-        self._wanted_stops.add(lease.fence)
-        if slot := self._by_fence.get(lease.fence):
-            slot.ask_to_stop(Stop.CANCELLED, self._clock())
+        self._wanted_stops.add((lease.id, lease.fence))
+        self._stop_run(lease, Stop.CANCELLED)
 
     def _settled_too_late(self, lease: Lease) -> None:
         self.lost += 1
