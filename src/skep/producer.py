@@ -14,7 +14,7 @@ from skep.address import Address, masked
 from skep.broker import Durability, Engine, Receipt, Transactional
 from skep.clock import Clock
 from skep.engines import make_engine, require, target_of
-from skep.errors import BadSetting, SkepError
+from skep.errors import BadSetting
 from skep.job import Job
 
 T = TypeVar("T")
@@ -49,20 +49,21 @@ class Coalescer:
                 await self._put_bundle(bundle)
         finally:
             self._flushing = None
+            for (
+                _,
+                future,
+            ) in self._pending:  # only when this task itself was cancelled: nobody is left waiting
+                future.cancel()
 
     async def _put_bundle(self, bundle: list[tuple[Job, asyncio.Future[Receipt]]]) -> None:
         try:
             receipts = await self._put([job for job, _ in bundle])
-        except SkepError as error:
+        except Exception as error:
             if len(bundle) == 1:
                 _answer(bundle[0][1], error)
                 return
             for one in bundle:  # nothing was put: find out whose fault it was
                 await self._put_bundle([one])
-        except BaseException as error:
-            for _, future in bundle:
-                _answer(future, error)
-            raise
         else:
             for (_, future), receipt in zip(bundle, receipts, strict=True):
                 _answer(future, receipt)

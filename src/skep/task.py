@@ -332,6 +332,8 @@ def names_around(function: Callable[..., Any], frames_up: int) -> dict[str, Any]
 def check_function(function: Callable[..., Any]) -> None:
     if inspect.isclass(function) or not hasattr(function, "__qualname__"):
         raise BadSetting(f"{function!r} cannot be a task: give a function or a coroutine function")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise BadSetting(f"{function.__qualname__} is a generator: nobody would run it to its end")
 
 
 def check_strategies(options: Options) -> None:
@@ -343,6 +345,8 @@ def check_strategies(options: Options) -> None:
     for name, strategy in [("on_error", policy.on_error), ("on_timeout", policy.on_timeout), *rules]:
         if not isinstance(strategy, Delete | Archive | Bury | Repeat):
             raise BadSetting(f"{options.name}: {name}={strategy!r}: use dead, delete, archive or repeat(…)")
+        if isinstance(strategy, Repeat) and strategy.queue is not None:
+            wire.check_queue(strategy.queue)
     for kind, _ in options.error_rules:
         if BaseException not in getattr(kind, "__mro__", ()):
             raise BadSetting(f"{options.name}: on_error has a rule for {kind!r}, which is no exception class")

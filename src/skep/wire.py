@@ -74,6 +74,8 @@ def encode(job: Job, limits: Limits = LIMITS) -> bytes:
         body = _encoder.encode(job) if not job.unknown else _encode_with_unknown(job)
     except UnicodeEncodeError as error:
         raise BadSetting(f"job {job.id}: a lone surrogate cannot be stored: {error}") from error
+    except TypeError as error:
+        raise BadSetting(f"job {job.id}: {error}") from error
     check_limits(body, limits)
     return body
 
@@ -137,7 +139,7 @@ def check(job: Job) -> None:
     """
     names = (job.queue, job.task)
     if names not in _good_names:
-        _match_queue(job.queue)
+        check_queue(job.queue)
         _match(TASK_NAME, "task", job.task, "1 to 200 characters, no white space, no control characters")
         if len(_good_names) < 10_000:
             _good_names.add(names)
@@ -209,7 +211,7 @@ def _check_strategies(job: Job) -> None:
         if isinstance(strategy, RepeatBy):
             raise BadSetting(f"job {job.id}: a delay that is a function belongs to a task, not to a job")
         if isinstance(strategy, Repeat) and strategy.queue is not None:
-            _match_queue(strategy.queue)
+            check_queue(strategy.queue)
 
 
 def schema() -> dict[str, Any]:
@@ -245,7 +247,7 @@ def _default(field: FieldInfo) -> Any:
     return field.default_factory() if field.default is msgspec.NODEFAULT else field.default
 
 
-def _match_queue(name: str) -> None:
+def check_queue(name: str) -> None:
     _match(QUEUE_NAME, "queue", name, "letters, digits, '_', '-' and ':', at most 128 of them")
 
 

@@ -285,6 +285,19 @@ async def test_one_bad_job_of_a_bundle_fails_alone(app: App, counting: CountingB
     assert len(await app.jobs.afind()) == 5
 
 
+async def test_a_value_that_cannot_be_sent_is_its_callers_error_alone(
+    app: App, counting: CountingBroker
+) -> None:
+    @app.task
+    async def ping(n: int) -> None: ...
+
+    odd: Any = {"a": object()}
+    calls = [(ping.using(headers=odd) if n == 3 else ping).aenqueue(n) for n in range(1500)]
+    async with asyncio.timeout(20):
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [n for n, answer in enumerate(answers) if isinstance(answer, BaseException)] == [3]
+
+
 async def test_a_caller_that_gives_up_disturbs_no_other(app: App, counting: CountingBroker) -> None:
     @app.task
     async def ping(n: int) -> None: ...

@@ -6,7 +6,10 @@ import asyncio
 import multiprocessing
 import os
 import sqlite3
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -31,6 +34,7 @@ from skep.errors import (
     UnsafeStorage,
 )
 from skep.job import Done, State
+from skep.testing.clock import FakeClock
 from skep.testing.make import HOLDER, SPAN, a_job
 
 
@@ -217,6 +221,45 @@ async def test_a_fork_may_not_use_the_handle_of_its_parent(engine: SQLiteBroker)
     await engine.put([a_job()])  # the parent goes on
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from 3.12 on, forking with threads warns
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "writing"])
+def test_what_a_fork_is_acknowledged_is_kept_when_its_parent_ends(tmp_path: Path, busy: bool) -> None:
+    """F48: SQLite's own tables of locks do not survive a fork; so none is inherited."""
+    script = f"""
+import os, sys, threading, time
+from skep import App
+app = App("sqlite:///{tmp_path}/jobs.db")
+
+@app.task(name="t")
+def t(n: int) -> None: ...
+
+t.enqueue(0)
+if {busy}:
+    going = threading.Event()
+    def hold(db):
+        going.set()
+        time.sleep(0.3)
+    threading.Thread(target=app.engine._file.write_now, args=(hold,)).start()
+    going.wait()
+parent = os.getpid()
+if os.fork() == 0:
+    t.enqueue(1)
+    while os.getppid() == parent:  # until the parent has ended, and closed the file
+        time.sleep(0.01)
+    for n in range(5):
+        t.enqueue(n)
+    os._exit(0)
+t.enqueue(2)  # the parent goes on, with connections of its own
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)
+    deadline = time.monotonic() + 20
+    database = sqlite3.connect(tmp_path / "jobs.db")
+    while database.execute("SELECT count(*) FROM job").fetchone() != (8,):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    database.close()
+
+
 async def test_threads_with_loops_of_their_own_share_one_handle(engine: SQLiteBroker) -> None:
     def produce() -> None:
         async def act() -> None:
@@ -338,6 +381,49 @@ async def test_an_error_inside_a_transaction_rolls_it_back(engine: SQLiteBroker)
         await engine._file.write(half)
     [receipt] = await engine.put([a_job()])
     assert receipt.created
+
+
+async def test_a_file_that_is_damaged_while_it_is_open_says_so_at_every_verb(tmp_path: Path) -> None:
+    engine = await SQLiteBroker(tmp_path / "jobs.db").open()
+    await engine.put([a_job("x" * 500) for _ in range(200)])
+    await engine.close()
+    engine = await SQLiteBroker(tmp_path / "jobs.db").open()
+    with open(tmp_path / "jobs.db", "r+b") as file:  # noqa: ASYNC230  # as a failing disk would
+        file.seek(4096)
+        file.write(os.urandom(200_000))
+    for verb in (
+        lambda: engine.lease({"default": 5}, span=SPAN, holder=HOLDER),
+        lambda: engine.put([a_job()]),
+        engine.sweep,
+    ):
+        with pytest.raises(StorageBroken):
+            await verb()
+    await engine.close()
+
+
+async def test_a_clock_that_is_set_back_keeps_no_lease_for_longer_than_its_span(tmp_path: Path) -> None:
+    """F38."""
+    clock = FakeClock()
+    engine = await SQLiteBroker(tmp_path / "jobs.db", clock=clock).open()
+    await engine.put([a_job()])
+    await engine.lease({"default": 1}, span=SPAN, holder=HOLDER)
+    clock._us -= 3600 * 1_000_000
+    await engine.sweep()
+    clock.advance(SPAN)
+    assert (await engine.sweep()).reaped == 1
+    await engine.close()
+
+
+async def test_text_in_place_of_bytes_is_a_broken_job_like_any_other(
+    engine: SQLiteBroker, tmp_path: Path
+) -> None:
+    await engine.put([a_job()])
+    other = sqlite3.connect(tmp_path / "jobs.db")
+    other.execute("UPDATE job SET body = 'no bytes'")
+    other.commit()
+    other.close()
+    [lease] = await engine.lease({"default": 1}, span=SPAN, holder=HOLDER)
+    assert lease.body == b"no bytes"
 
 
 # --- what is special in how it keeps jobs ------------------------------------------------

@@ -31,9 +31,9 @@ from skep import (
     repeat,
     repeat_forever,
 )
-from skep.errors import BadSetting, EngineUnavailable
+from skep.errors import BadSetting, EngineUnavailable, StorageBroken
+from skep.job import Done, Progress, Record
 from skep.job import Job as Envelope
-from skep.job import Progress, Record
 from skep.registry import Next
 from skep.testing.make import a_job
 from skep.worker import Lane, Mode, Settings, Worker
@@ -320,6 +320,82 @@ async def test_what_one_call_says_of_errors_comes_before_the_rules_of_the_task(a
     handle = await fail.using(on_error=dead).aenqueue()
     await work(app)
     assert (await record_of(app, handle.id)).attempts == 1
+
+
+async def test_a_job_that_cancels_itself_takes_no_slot_with_it(app: App) -> None:
+    @app.task(name="self", on_error=dead)
+    async def cancels_itself() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(60)
+
+    @app.task(result_ttl="1h")
+    async def fine() -> str:
+        return "fine"
+
+    first, second = await cancels_itself.aenqueue(), await fine.aenqueue()
+    await work(app, lanes=[Lane({"default": 1}, 1)])
+    assert (await record_of(app, first.id)).state is State.DEAD
+    assert await second.aresult(timeout="1s") == "fine"
+
+
+async def test_work_that_was_only_prepared_is_not_done(app: App) -> None:
+    """A coroutine behind a plain decorator, a generator: their bodies would never run."""
+
+    async def real() -> None: ...
+
+    def decorated() -> Any:
+        return real()
+
+    def generating() -> Any:
+        return (n for n in range(3))
+
+    handles = [
+        await app.task(on_error=dead, name="decorated")(decorated).aenqueue(),
+        await app.task(on_error=dead, name="generating")(generating).aenqueue(),
+    ]
+    await work(app)
+    for handle in handles:
+        record = await record_of(app, handle.id)
+        assert record.error is not None
+        assert "that nobody" in record.error.message
+
+    with pytest.raises(BadSetting, match="generator"):
+
+        @app.task
+        def generator() -> Iterator[int]:
+            yield 1
+
+
+async def test_a_hook_that_takes_long_does_not_cost_a_job_its_success(app: App) -> None:
+    """The run is over: neither its timeout nor the shutdown may throw its outcome away."""
+
+    @app.on_finished
+    async def slow(job: Job, result: object) -> None:
+        await asyncio.sleep(0.3)
+
+    @app.task(timeout="50ms", on_success=archive)
+    async def quick() -> None: ...
+
+    handle = await quick.aenqueue()
+    await work(app)
+    assert (await record_of(app, handle.id)).state is State.DONE
+
+
+async def test_a_hook_that_hangs_before_the_run_is_stopped_with_it(app: App) -> None:
+    @app.on_fetched
+    async def hang(job: Job) -> None:
+        if job.attempt == 1:
+            await asyncio.sleep(60)
+
+    @app.task(timeout="50ms", on_success=archive, on_timeout=AT_ONCE)
+    async def quick() -> None: ...
+
+    handle = await quick.aenqueue()
+    await work(app, lanes=[Lane({"default": 1}, 1)])
+    record = await record_of(app, handle.id)
+    assert (record.state, record.attempts) == (State.DONE, 2)
 
 
 # --- what cannot be run ------------------------------------------------------------------
@@ -993,6 +1069,53 @@ async def test_stopping_lets_short_jobs_finish_and_releases_long_ones(app: App) 
     assert await (await app.ready()).position(long.id) == 0  # the front of the queue
 
 
+async def test_a_stop_while_the_worker_starts_is_heard(app: App) -> None:
+    @app.on_startup
+    async def hang(state: Any) -> None:
+        await asyncio.sleep(60)
+
+    worker = Worker(app, Settings())
+    running = asyncio.create_task(worker.run())
+    await asyncio.sleep(0)
+    worker.stop()
+    async with asyncio.timeout(10):
+        await running
+
+
+async def test_jobs_that_arrive_while_the_worker_stops_are_released(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F02: leased a moment before, and given back without having started."""
+    engine = await app.ready()
+    asked, let_go = asyncio.Event(), asyncio.Event()
+    lease = engine.lease
+
+    async def slow_lease(*args: Any, **kwargs: Any) -> Any:
+        leases = await lease(*args, **kwargs)
+        if leases:
+            asked.set()
+            await let_go.wait()
+        return leases
+
+    monkeypatch.setattr(engine, "lease", slow_lease)
+    seen = []
+
+    @app.task
+    async def ping() -> None:
+        seen.append(1)
+
+    handle = await ping.aenqueue()
+    worker = Worker(app, Settings())
+    running = asyncio.create_task(worker.run())
+    await asked.wait()
+    worker.stop()
+    asyncio.get_running_loop().call_later(0.05, let_go.set)
+    await running
+    record = await record_of(app, handle.id)
+    assert (record.state, record.attempts, seen) == (State.READY, 0, [])
+    assert [event.kind for event in record.history] == ["released"]
+
+
 async def test_a_second_stop_does_not_wait(app: App) -> None:
     started = asyncio.Event()
 
@@ -1074,6 +1197,42 @@ async def test_the_worker_outlives_an_engine_that_is_away(
             away = False
             await until_state(app, handle.id, State.DONE)
     assert done == [1]
+
+
+async def test_an_outcome_that_cannot_be_stored_buries_its_job_and_no_other(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await app.ready()
+    for verb in ("settle", "exchange"):
+        real = getattr(engine, verb)
+
+        async def picky(outcomes: Any, *args: Any, real: Any = real, **kwargs: Any) -> Any:
+            if any(isinstance(outcome, Done) and outcome.result == b'"bad"' for _, outcome in outcomes):
+                raise OverflowError("too big for us")
+            return await real(outcomes, *args, **kwargs)
+
+        monkeypatch.setattr(engine, verb, picky)
+
+    @app.task(result_ttl="1h")
+    async def say(what: str) -> str:
+        return what
+
+    good, bad = await say.aenqueue("good"), await say.aenqueue("bad")
+    await work(app)
+    assert await good.aresult(timeout="1s") == "good"
+    assert (await record_of(app, bad.id)).state is State.DEAD
+
+
+async def test_storage_that_is_broken_ends_the_worker(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F36: it says why and is started again, rather than waiting for a disk to mend itself."""
+    engine = await app.ready()
+
+    async def broken(**_: Any) -> Any:
+        raise StorageBroken("check the disk")
+
+    monkeypatch.setattr(engine, "sweep", broken)
+    with pytest.raises(StorageBroken):
+        await work(app)
 
 
 # --- many --------------------------------------------------------------------------------

@@ -568,7 +568,7 @@ class _Work:
         leases, starts = [], []
         for _, _, seq, job_id, task, body, attempts, failures, crashes, put_us, batch, _, _, plain in rows:
             fence += 1
-            starts.append((fence, seq, attempts + 1, until_us, self.now_us, holder))
+            starts.append((fence, seq, attempts + 1, until_us, until_us - self.now_us, self.now_us, holder))
             put_at = from_us(put_us)
             leases.append(
                 Lease(job_id, fence, task, queue, body, attempts + 1, failures, crashes, until, put_at, batch)
@@ -783,6 +783,7 @@ class _Work:
         promoted = 0
         for (queue,) in self.run("queues_with_due", now_us=self.now_us).fetchall():
             promoted += self._promote(queue, limit - promoted)
+        self.run("shorten_leases", now_us=self.now_us)
         lost = [row[0] for row in self.run("lost_leases", now_us=self.now_us, most=limit)]
         self._reap(lost)
         over = [row[0] for row in self.run("expired", now_us=self.now_us, most=limit)]

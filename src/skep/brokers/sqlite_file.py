@@ -13,6 +13,7 @@ import random
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -45,7 +46,12 @@ _SYNCHRONOUS = {"normal": 1, "full": 2, "extra": 3}
 
 
 class SQLiteFile:
-    """Transactions on one database file, for any number of threads, loops and processes."""
+    """Transactions on one database file, for any number of threads, loops and processes.
+
+    SQLite keeps its locks in tables of the process, which a fork would inherit and believe in: it would
+    write without a lock, or wait for one that nobody holds.  So the connections are closed before every
+    fork of this process and opened again, by the parent only, when they are next needed.
+    """
 
     def __init__(
         self, path: str | os.PathLike[str], *, synchronous: str, patience: float, unsafe: bool
@@ -58,6 +64,7 @@ class SQLiteFile:
         self._patience = patience
         self._unsafe = unsafe
         self._lock = threading.Lock()
+        self._read_lock = threading.Lock()
         self._pid = 0
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
@@ -70,15 +77,14 @@ class SQLiteFile:
     # --- open and close ------------------------------------------------------------------
 
     def open(self) -> None:
-        if self._writer is not None:
+        if self._pid:
             self._check_usable()
             return
         self._check_place()
         try:
             self._writer = self._connect()
             self._migrate(self._writer)
-            self._reader = self._connect()
-            self._reader.execute("PRAGMA query_only = on")
+            self._reader = self._connect_reader()
         except sqlite3.Error as error:
             self._let_go()
             raise self._explain(error) from error
@@ -88,21 +94,50 @@ class SQLiteFile:
         self._write_thread = ThreadPoolExecutor(1, "skep-sqlite-write")
         self._read_thread = ThreadPoolExecutor(1, "skep-sqlite-read")
         self._pid = os.getpid()
+        _open_files.add(self)
 
     def close(self) -> None:
-        for thread in (self._write_thread, self._read_thread):
-            if thread is not None:
-                thread.shutdown(wait=True)
+        _open_files.discard(self)
+        if self._pid in (0, os.getpid()):  # in a fork these threads are not there
+            for thread in (self._write_thread, self._read_thread):
+                if thread is not None:
+                    thread.shutdown(wait=True)
         self._let_go()
 
     def _let_go(self) -> None:
-        with self._lock:
-            for connection in (self._writer, self._reader):
-                if connection is not None and self._pid in (0, os.getpid()):
-                    connection.close()
-            self._writer = self._reader = None
+        with self._lock, self._read_lock:
+            self._disconnect()
             self._write_thread = self._read_thread = None
             self._pid = 0
+
+    def _disconnect(self) -> None:
+        for connection in (self._writer, self._reader):
+            if connection is not None:
+                connection.close()
+        self._writer = self._reader = None
+
+    # --- forks ---------------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        """Wait for what is going on, then leave nothing that a child could inherit."""
+        self._lock.acquire()
+        self._read_lock.acquire()
+        self._disconnect()
+
+    def after_fork(self) -> None:
+        self._read_lock.release()
+        self._lock.release()
+
+    def _connected(self) -> sqlite3.Connection:
+        """The writing connection; made again if a fork has closed it.  The lock is held."""
+        if self._writer is None:
+            self._writer = self._connect()
+        return self._writer
+
+    def _connect_reader(self) -> sqlite3.Connection:
+        connection = self._connect()
+        connection.execute("PRAGMA query_only = on")
+        return connection
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
@@ -196,9 +231,8 @@ class SQLiteFile:
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            assert self._writer is not None
-            return look(self._writer)
-        except sqlite3.OperationalError as error:
+            return look(self._connected())
+        except sqlite3.Error as error:
             if _is_busy(error):
                 return None
             raise self._explain(error) from error
@@ -220,10 +254,9 @@ class SQLiteFile:
         self._seen_version = _data_version(connection)
 
     def _begin(self) -> bool:
-        assert self._writer is not None
         try:
-            self._writer.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError as error:
+            self._connected().execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
             if _is_busy(error):
                 return False
             raise self._explain(error) from error
@@ -241,8 +274,7 @@ class SQLiteFile:
             )  # at random, so that nobody waits for ever behind the others
 
     def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        connection = self._writer
-        assert connection is not None
+        connection = self._connected()
         try:
             result = work(connection)
             began = time.perf_counter()
@@ -258,16 +290,21 @@ class SQLiteFile:
 
     def _read_now(self, work: Callable[[sqlite3.Connection], T]) -> T:
         self._check_usable()
-        connection = self._reader
-        assert connection is not None
-        try:
-            self._patiently(lambda: connection.execute("BEGIN"))
+        with self._read_lock:
             try:
-                return self._patiently(lambda: work(connection))
-            finally:
-                connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise self._explain(error) from error
+                return self._snapshot(work)
+            except sqlite3.Error as error:
+                raise self._explain(error) from error
+
+    def _snapshot(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        if self._reader is None:
+            self._reader = self._connect_reader()
+        connection = self._reader
+        self._patiently(lambda: connection.execute("BEGIN"))
+        try:
+            return self._patiently(lambda: work(connection))
+        finally:
+            connection.execute("COMMIT")
 
     def _patiently(self, act: Callable[[], T]) -> T:
         """Repeat what may be busy: opening, migrating and reading all meet writers now and then."""
@@ -315,13 +352,32 @@ class SQLiteFile:
         return EngineError(f"{self.path}: {error}")
 
 
+_open_files: weakref.WeakSet[SQLiteFile] = weakref.WeakSet()
+_forking: list[SQLiteFile] = []
+
+
+def _before_fork() -> None:
+    for file in list(_open_files):
+        file.before_fork()
+        _forking.append(file)
+
+
+def _after_fork() -> None:
+    while _forking:
+        _forking.pop().after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+
+
 def _data_version(connection: sqlite3.Connection) -> int:
     version: int = connection.execute("PRAGMA data_version").fetchone()[0]
     return version
 
 
-def _is_busy(error: sqlite3.OperationalError) -> bool:
-    return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+def _is_busy(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:

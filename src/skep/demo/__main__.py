@@ -165,9 +165,7 @@ def tell(proof: Proof) -> None:
 
 
 def main() -> int:
-    print(
-        "These are its tasks (skep/demo/tasks.py; started() writes a line into a ledger outside of the engine):\n"
-    )
+    print("These are its tasks (skep/demo/tasks.py; started() writes into a ledger beside the engine):\n")
     source = Path(inspect.getsourcefile(Proof) or "").with_name("tasks.py").read_text(encoding="utf-8")
     print("    " + source.partition("\n\n\n")[2].replace("\n", "\n    ").rstrip())
     print("\nTwo worker processes share a SQLite file; no server is needed.\n")

@@ -32,7 +32,7 @@ from skep.address import Address
 from skep.broker import Engine
 from skep.context import Job, current
 from skep.errors import EngineError
-from skep.job import Lease, Progress, describe
+from skep.job import Lease, Progress, describe, storable
 from skep.registry import Registry
 from skep.signature import encode_value
 from skep.task import Task
@@ -62,6 +62,7 @@ from skep.worker.settings import LOG_FORMAT
 
 T = TypeVar("T")
 
+REASON_MAX = 2000
 CHUNK = 2**16
 MORE_LIKELY = "500"  # of ±1000: when memory is short, the kernel is to choose us and not the worker
 PR_SET_PDEATHSIG = 1
@@ -75,10 +76,13 @@ class Voice:
         self._stopping = False
         self._in, self._out = os.dup(0), os.dup(1)
         self._lock = threading.Lock()
+        self._pid = os.getpid()
         hide_standard_streams()
         threading.Thread(target=self._listen, name="skep-orders", daemon=True).start()
 
     def say(self, reply: Reply) -> None:
+        if os.getpid() != self._pid:  # a fork that a job has made and not ended: it must not answer for us
+            os._exit(1)
         rest = memoryview(pack(reply))
         with self._lock:
             while rest:
@@ -221,11 +225,11 @@ def returned(value: Any, job: Job) -> Returned:
 def judged(said: verdict.Verdict) -> Answer:
     match said:
         case verdict.Retry(reason=reason, after=after):
-            return Retried(reason, after)
+            return Retried(storable(reason[:REASON_MAX]), after)
         case verdict.Snooze(after=after):
             return Snoozed(after)
         case _:
-            return Failed(str(said))
+            return Failed(storable(str(said)[:REASON_MAX]))
 
 
 def rule_for(task: Task[..., Any], error: BaseException) -> int | None:

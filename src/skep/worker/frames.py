@@ -110,8 +110,9 @@ class FrameBuffer:
             end = HEAD + int.from_bytes(self._bytes[:HEAD])
             if len(self._bytes) < end:
                 return
-            yield bytes(self._bytes[HEAD:end])
-            del self._bytes[:end]
+            body = bytes(self._bytes[HEAD:end])
+            del self._bytes[:end]  # first, so that a frame that cannot be read is not met again
+            yield body
 
 
 def decode_order(body: bytes) -> Order:

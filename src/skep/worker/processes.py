@@ -147,7 +147,12 @@ class Child(asyncio.SubprocessProtocol):
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:  # noqa: ARG002
         for body in self._frames.feed(data):
-            reply = decode_reply(body)
+            try:
+                reply = decode_reply(body)
+            except msgspec.MsgspecError:
+                log.exception("a child process said what nobody understands, and is ended")
+                self.kill()
+                return
             if not isinstance(reply, Told):
                 self._take(reply)
             elif self._hear is not None:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from skep.broker import LOG_LINES, Engine, Exchange, Note
-from skep.errors import EngineError
-from skep.job import Identity, Lease, Outcome, Progress, Release
+from skep.errors import EngineError, StorageBroken
+from skep.job import Dead, Identity, Lease, Outcome, Progress, Release, describe
 from skep.worker.keeper import Keeper
 from skep.worker.settings import Mode, Settings
 from skep.worker.slots import SlotLane
@@ -122,8 +122,13 @@ class Pump:
             try:
                 await self._turn()
                 self._backoff = FIRST_BACKOFF
+            except StorageBroken:
+                raise  # it will not mend itself: end, say why, and be started again
             except EngineError as error:
                 await self._wait_for_the_engine(error)
+            except Exception:
+                log.exception("an outcome cannot be recorded: looking for it, one by one")
+                await self._settle_one_by_one()
 
     async def _turn(self) -> None:
         await self._sweep()
@@ -162,9 +167,22 @@ class Pump:
             self._keeper.add(got.leases, sent)
             lane.give(got.leases)
             self.idle.clear()
+            if not self._leasing:  # it was stopped while they were on their way
+                self._give_back(lane)
         if self._budget is not None:
             self._budget -= len(got.leases)
         return len(got.leases)
+
+    async def _settle_one_by_one(self) -> None:
+        """One of them is more than the engine can store: bury its job, and let the others go on."""
+        self._notes.clear()
+        for lease, outcome in self._take_done():
+            try:
+                self._settled([(lease, outcome)], await self._engine.settle([(lease, outcome)]))
+            except EngineError:
+                self._done.append((lease, outcome))
+            except Exception as error:
+                self._done.append((lease, Dead(error=describe(error))))
 
     def _room(self, lane: SlotLane) -> int:
         if not self._leasing:

@@ -42,6 +42,7 @@ from skep.worker.threads import SlotThread
 log = logging.getLogger("skep.worker")
 
 DONE = Done()
+HOOK_WITHIN = 10.0  # seconds; a hook holds a slot, and nobody can stop it for its job
 
 
 class Attempt(Struct):
@@ -75,11 +76,10 @@ class Runner:
         try:
             attempt = self._prepare(lease)
             self._watch(attempt, slot)
-            if self._registry.hooks["fetched"]:
-                await self.tell("fetched", attempt.job)
             ended = await self._perform(attempt, slot)
             outcome = self._judge(attempt, ended)
             if self._registry.hooked:
+                slot.outcome = outcome  # it is over: from here on nothing can stop it
                 await self._report(attempt, ended, outcome)
             return outcome
         except (BrokenPayload, UnknownTask) as error:
@@ -114,6 +114,8 @@ class Runner:
         """Call it, and make of whatever happens a value."""
         current.set(attempt.job)
         try:
+            if self._registry.hooks["fetched"]:
+                await self.tell("fetched", attempt.job)
             if self._registry.middlewares:
                 value = await self._wrapped(attempt, slot)
             else:
@@ -129,12 +131,11 @@ class Runner:
         return Ended(value=value, stop=slot.stop)
 
     def _stopped(self, slot: Slot, error: asyncio.CancelledError) -> Ended:
-        if slot.stop is None:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise error  # the worker itself is being torn down
-            return Ended(error=error)  # something inside the job was cancelled, by itself
+        if slot.lane.ending and slot.stop is None:
+            raise error  # the worker itself is being torn down
         _uncancel()
+        if slot.stop is None:
+            return Ended(error=error)  # something inside the job was cancelled, by itself
         return Ended(stop=slot.stop)
 
     async def _wrapped(self, attempt: Attempt, slot: Slot) -> Any:
@@ -166,7 +167,7 @@ class Runner:
         if not isinstance(thread, SlotThread):
             thread = slot.resource = SlotThread()
         try:
-            return await thread.call(task.function, args, kwargs)
+            return _finished(await thread.call(task.function, args, kwargs))
         finally:
             if thread.left:  # it runs on: nobody listens to it any more, and the slot gets a new one
                 slot.resource = None
@@ -263,8 +264,13 @@ class Runner:
             try:
                 answer = hook(*facts)
                 if inspect.isawaitable(answer):
-                    await answer
-            except Exception:
+                    async with asyncio.timeout(HOOK_WITHIN):
+                        await answer
+            except asyncio.CancelledError:
+                if event == "fetched":  # the job is being stopped before it has begun
+                    raise
+                log.exception("the hook %s for %s was cancelled", getattr(hook, "__qualname__", hook), event)
+            except BaseException:
                 log.exception("the hook %s for %s raised", getattr(hook, "__qualname__", hook), event)
 
 
@@ -289,6 +295,18 @@ async def _make(provider: Callable[..., Any], kwargs: dict[str, Any], stack: Asy
     return await made if inspect.isawaitable(made) else made
 
 
+def _finished(value: Any) -> Any:
+    """A plain function that only made a coroutine or a generator has not done its work."""
+    if inspect.iscoroutine(value):
+        value.close()
+        raise TypeError(
+            "it returned a coroutine that nobody awaits: an `async def` behind a plain decorator?"
+        )
+    if inspect.isgenerator(value) or inspect.isasyncgen(value):
+        raise TypeError("it returned a generator that nobody runs")
+    return value
+
+
 def _said(verdict: str, reason: str) -> Error:
     return Error(verdict, storable(reason[:2000]))
 
@@ -300,5 +318,5 @@ def _raised(ended: Ended) -> BaseException | None:
 
 def _uncancel() -> None:
     task = asyncio.current_task()
-    if task is not None:
+    while task is not None and task.cancelling():
         task.uncancel()

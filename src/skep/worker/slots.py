@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import Protocol
 
-from skep.job import Lease, Outcome
+from skep.job import Dead, Error, Lease, Outcome
 from skep.worker.settings import Lane
+
+log = logging.getLogger("skep.worker")
 
 HORIZON = 0.05  # seconds of work that a lane may have waiting, besides what runs
 MOST_BUFFERED = 1000
@@ -37,7 +40,18 @@ class Resource(Protocol):
 class Slot:
     """One job at a time.  Whoever stops it says why; whoever abandons it settles its job."""
 
-    __slots__ = ("abandoned", "asked_at", "deadline", "lane", "lease", "resource", "started", "stop", "task")
+    __slots__ = (
+        "abandoned",
+        "asked_at",
+        "deadline",
+        "lane",
+        "lease",
+        "outcome",
+        "resource",
+        "started",
+        "stop",
+        "task",
+    )
 
     def __init__(self, lane: SlotLane) -> None:
         self.lane = lane
@@ -46,13 +60,14 @@ class Slot:
         self.deadline: float | None = None
         self.stop: Stop | None = None
         self.asked_at: float | None = None
+        self.outcome: Outcome | None = None  # once the run is over, and only hooks are still at work
         self.abandoned = False
         self.resource: Resource | None = None
         self.task: asyncio.Task[None] | None = None
 
     def ask_to_stop(self, reason: Stop, now: float) -> None:
-        """Cancel what runs here.  The first reason stands."""
-        if self.lease is not None and self.stop is None and self.task is not None:
+        """Cancel what runs here, unless it has come to its end.  The first reason stands."""
+        if self.lease is not None and self.stop is None and self.outcome is None and self.task is not None:
             self.stop = reason
             self.asked_at = now
             self.task.cancel()
@@ -63,6 +78,7 @@ class Slot:
         self.deadline = None
         self.stop = None
         self.asked_at = None
+        self.outcome = None
 
     async def work(self) -> None:
         try:
@@ -118,6 +134,7 @@ class SlotLane:
         self.last_start = 0.0  # when a job was last given here, or taken to be run
         self.average = 1.0  # seconds a job takes; until we know, as if they were long
         self.surplus = 0  # slots that are to end
+        self.ending = False
         self.slots: set[Slot] = set()
         self._idle: deque[asyncio.Future[None]] = deque()
 
@@ -129,7 +146,15 @@ class SlotLane:
         slot = Slot(self)
         self.slots.add(slot)
         slot.task = asyncio.get_running_loop().create_task(slot.work(), name="skep-slot")
-        slot.task.add_done_callback(lambda _: self.slots.discard(slot))
+        slot.task.add_done_callback(lambda _: self._slot_ended(slot))
+
+    def _slot_ended(self, slot: Slot) -> None:
+        """Expected, when there are too many or all are to end.  Otherwise its job must not go with it."""
+        self.slots.discard(slot)
+        if slot.lease is not None and not self.ending and not slot.abandoned:
+            log.error("the slot of job %s has ended with it", slot.lease.id)
+            self.settle(slot.lease, slot.outcome or Dead(error=Error("SlotEnded", "its slot ended with it")))
+            self._add_slot()
 
     def resize(self, slots: int) -> None:
         """More slots at once; fewer as they fall idle."""
@@ -207,6 +232,7 @@ class SlotLane:
 
     async def stop(self) -> None:
         """End every slot; what still runs is cancelled without a word."""
+        self.ending = True
         tasks = [slot.task for slot in self.slots if slot.task is not None]
         for task in tasks:
             task.cancel()

@@ -61,7 +61,8 @@ class Worker:
 
     async def run(self) -> None:
         """Work, then shut down gracefully: what runs has the grace period, then it is released."""
-        await self._start_or_clean_up()
+        if not await self._start_unless_stopped():
+            return
         ticker = asyncio.create_task(self._tick_forever(), name="skep-ticker")
         pumping = asyncio.create_task(self._pump.run(), name="skep-pump")
         stopping = asyncio.create_task(self._stopping.wait())
@@ -102,15 +103,26 @@ class Worker:
                 return
         raise BadSetting(f"this worker does not serve queue {queue!r}")
 
-    async def _start_or_clean_up(self) -> None:
+    async def _start_unless_stopped(self) -> bool:
+        """False if it was asked to stop before it had started: a start-up hook may take its time."""
         self._registry.check()
         engine = await self._registry.ready()
         self._assemble(engine)
+        starting = asyncio.ensure_future(self._start(engine))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
         try:
-            await self._start(engine)
+            if starting.done():
+                starting.result()
+                return True
+            starting.cancel()
+            await asyncio.wait({starting}, timeout=LAST_WORDS)
         except BaseException:
             await self._end()
             raise
+        await self._end()
+        return False
 
     def _assemble(self, engine: Engine) -> None:
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
@@ -148,21 +160,23 @@ class Worker:
         self.started.set()
 
     async def _shut_down(self, pumping: asyncio.Task[None]) -> None:
+        deadline = self._clock() + self._settings.grace.total_seconds()
         self._pump.stop_leasing()
         self._children.stopping()
-        await self._wait_for_running(self._settings.grace.total_seconds())
+        await self._wait_for_running(deadline)
         for slot in self._running():
             slot.ask_to_stop(Stop.RELEASED, self._clock())
-        await self._wait_for_running(LAST_WORDS, even_if_told=True)
+        await self._wait_for_running(self._clock() + LAST_WORDS, even_if_told=True)
         for slot in self._running():
-            self._abandon(slot, Release())
+            self._abandon(slot, slot.outcome or Release())
         self._pump.finish()
+        # What has ended must reach the engine, also one that is slow: it has the rest of the grace period.
+        patience = LAST_WORDS if self._at_once.is_set() else max(LAST_WORDS, deadline - self._clock())
         with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORDS):
+            async with asyncio.timeout(patience):
                 await pumping
 
-    async def _wait_for_running(self, seconds: float, *, even_if_told: bool = False) -> None:
-        deadline = self._clock() + seconds
+    async def _wait_for_running(self, deadline: float, *, even_if_told: bool = False) -> None:
         while self._running() and self._clock() < deadline:
             if self._at_once.is_set() and not even_if_told:
                 return

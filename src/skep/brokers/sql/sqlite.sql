@@ -72,7 +72,7 @@ DELETE FROM scheduled WHERE queue = :queue AND due_us = :due_us AND seq = :seq;
 
 -- name: line
 -- The next jobs of a queue, in the order in which they are leased.
-SELECT r.priority, r.pos, j.seq, j.id, j.task, j.body, j.attempts, j.failures, j.crashes, j.put_us, j.batch,
+SELECT r.priority, r.pos, j.seq, j.id, j.task, CAST(j.body AS BLOB), j.attempts, j.failures, j.crashes, j.put_us, j.batch,
        j.expires_us, j.limit_key, j.plain
   FROM ready r JOIN job j ON j.seq = r.seq
  WHERE r.queue = :queue
@@ -84,7 +84,7 @@ SELECT r.priority, r.pos, j.seq, j.id, j.task, j.body, j.attempts, j.failures, j
 DELETE FROM ready WHERE queue = :queue AND priority = :priority AND pos BETWEEN :first AND :last;
 
 -- name: start
-INSERT INTO running (fence, seq, attempt, until_us, started_us, holder) VALUES (?, ?, ?, ?, ?, ?);
+INSERT INTO running (fence, seq, attempt, until_us, span_us, started_us, holder) VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- name: free_started_key
 -- A key that is held only until its job starts.
@@ -109,7 +109,7 @@ SELECT count(*) FROM running r JOIN job j ON j.seq = r.seq
  WHERE CASE :scope WHEN 'queue' THEN j.queue WHEN 'task' THEN j.task ELSE j.limit_key END = :name;
 
 -- name: renew
-UPDATE running SET until_us = :until_us
+UPDATE running SET until_us = :until_us, span_us = :until_us - :now_us
  WHERE fence = :fence AND until_us > :now_us AND seq = (SELECT seq FROM job WHERE id = :id)
 RETURNING cancel;
 
@@ -188,7 +188,7 @@ UPDATE job SET history = :history WHERE seq = :seq;
 
 -- name: anything_to_sweep
 SELECT EXISTS (SELECT 1 FROM scheduled WHERE due_us <= :now_us)
-    OR EXISTS (SELECT 1 FROM running WHERE until_us <= :now_us)
+    OR EXISTS (SELECT 1 FROM running WHERE until_us <= :now_us OR until_us > :now_us + span_us)
     OR EXISTS (SELECT 1 FROM job WHERE expires_us <= :now_us)
     OR EXISTS (SELECT 1 FROM archive WHERE keep_us <= :now_us)
     OR EXISTS (SELECT 1 FROM known WHERE until_us <= :now_us)
@@ -198,6 +198,10 @@ SELECT EXISTS (SELECT 1 FROM scheduled WHERE due_us <= :now_us)
 
 -- name: queues_with_due
 SELECT DISTINCT queue FROM scheduled WHERE due_us <= :now_us;
+
+-- name: shorten_leases
+-- A lease that ends later than one given now would: the clock was set back.  It starts anew.
+UPDATE running SET until_us = :now_us + span_us WHERE until_us > :now_us + span_us;
 
 -- name: lost_leases
 SELECT fence FROM running WHERE until_us <= :now_us ORDER BY fence LIMIT :most;

@@ -70,6 +70,7 @@ CREATE TABLE running (
     seq        INTEGER NOT NULL,
     attempt    INTEGER NOT NULL,
     until_us   INTEGER NOT NULL,
+    span_us    INTEGER NOT NULL,               -- how long it was given for
     started_us INTEGER NOT NULL,
     holder     TEXT    NOT NULL,
     cancel     INTEGER NOT NULL DEFAULT 0
