@@ -163,3 +163,13 @@ def descriptors() -> list[str]:
 @app.task(name="enqueue", isolate="process", on_error=dead)
 async def enqueue() -> None:
     await here.aenqueue(1)
+
+
+@app.task(name="forks", isolate="process", result_ttl="1h")
+def forks() -> str:
+    """Its fork raises, and so would come to its own end in our place."""
+    child = os.fork()
+    if child == 0:
+        os.execvp("there-is-no-such-program", ["x"])
+    os.waitpid(child, 0)
+    return "parent"

@@ -175,6 +175,13 @@ async def test_a_child_inherits_no_descriptor(app: Registry) -> None:
 # --- what is stopped ---------------------------------------------------------------------
 
 
+async def test_a_fork_of_a_job_does_not_answer_for_it(app: Registry) -> None:
+    first, second = await put(app, "forks"), await put(app, "pid")
+    await work(app, slots=1)
+    assert (await record_of(first)).result == b'"parent"'
+    assert int((await record_of(second)).result or b"0") > 1
+
+
 async def test_an_endless_loop_is_killed_at_its_timeout_and_the_slot_goes_on(app: Registry) -> None:
     """F09, S0.15, S0.18, S1.11: also if it swallows every exception."""
     endless, after = await put(app, "loop"), await put(app, "plain", 1)
