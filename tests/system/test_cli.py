@@ -209,6 +209,7 @@ def test_a_file_in_the_working_directory_takes_the_place_of_no_module(folder: Fo
     assert not (folder.path / "owned").exists()
 
 
+@pytest.mark.usefixtures("uncovered")
 def test_a_hostile_file_would_have_been_noticed(folder: Folder) -> None:
     folder.write("json.py", HOSTILE)
     subprocess.run([sys.executable, "-c", "import json"], cwd=folder.path, check=True)

@@ -74,6 +74,7 @@ def heavy_among(modules: Iterable[str], heavy: Iterable[str]) -> list[str]:
     return [module for module in modules if module.split(".")[0] in heavy]
 
 
+@pytest.mark.usefixtures("uncovered")
 def test_importing_skep_opens_no_socket_and_imports_no_engine_and_nothing_heavy() -> None:
     modules, opened = imported_by("skep")
     assert opened == []
@@ -81,6 +82,7 @@ def test_importing_skep_opens_no_socket_and_imports_no_engine_and_nothing_heavy(
     assert not [name for name in modules if name.startswith(("skep.brokers.", "skep.testing"))]
 
 
+@pytest.mark.usefixtures("uncovered")
 def test_one_engine_does_not_import_another() -> None:
     modules, _ = imported_by("skep.brokers.memory")
     assert heavy_among(modules, HEAVY) == []

@@ -347,6 +347,7 @@ def run_script(folder: Path, last_lines: str) -> subprocess.CompletedProcess[str
     return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.usefixtures("uncovered")
 def test_a_script_can_be_the_home_of_an_app(tmp_path: Path) -> None:
     done = run_script(tmp_path, 'if __name__ == "__main__":\n    asyncio.run(main())\n')
     assert (done.stdout, done.returncode) == ("42\n", 0), done.stderr

@@ -515,7 +515,9 @@ class _Work:
             self._unhold(queue, want, rules)
             while (room := want if limit is None else min(want, limit - len(leases))) > 0:
                 rows = self.run("line", queue=queue, most=room).fetchall()
-                if not rows:
+                if not rows:  # those just let out may all have been kept back by another rule
+                    if self._unhold(queue, room, rules):
+                        continue
                     break
                 taken = self._take(queue, rows, rules)
                 leases += self._start(queue, taken, until_us, holder)
@@ -590,8 +592,9 @@ class _Work:
             self.woken.add(queue)
         return len(due)
 
-    def _unhold(self, queue: str, want: int, rules: list[Rule]) -> None:
+    def _unhold(self, queue: str, want: int, rules: list[Rule]) -> int:
         """Let those stand in line again, in their old places, that nothing keeps back any more."""
+        unheld = 0
         for scope, name in self.run("held_groups", queue=queue).fetchall():
             mine = [rule for rule in rules if (rule.scope, rule.name) == (scope, name)]
             room = want
@@ -606,6 +609,8 @@ class _Work:
             for priority, pos, seq in first:
                 self.run("unhold", queue=queue, scope=scope, name=name, priority=priority, pos=pos)
                 self.run("stand", queue=queue, priority=priority, pos=pos, seq=seq)
+            unheld += len(first)
+        return unheld
 
     def renew(self, leases: Sequence[Lease], span: timedelta) -> list[Renewal]:
         until_us = self.now_us + span_us(span)

@@ -307,12 +307,14 @@ class EngineMachine(RuleBasedStateMachine):
     def lease(self, wants: dict[str, int], span: timedelta, limit: int | None) -> None:
         self._lease(wants, span, limit)
 
-    @rule(turns=TURNS)
-    def settle(self, turns: list[tuple[int, Outcome | Emits]]) -> None:
+    @rule(turns=TURNS, then_look=st.booleans())
+    def settle(self, turns: list[tuple[int, Outcome | Emits]], then_look: bool) -> None:
         if not self._running():
             self._lease(EVERYTHING, SHORT, 3)
         if self.leases:
             self._both("settle", self._outcomes(turns))
+        if then_look:
+            self._empty_the_line()
 
     @precondition(lambda self: self.leases)
     @rule(turns=TURNS, wants=st.sampled_from(WANTS), span=st.sampled_from(SPANS), limit=LIMIT)
@@ -435,12 +437,6 @@ class EngineMachine(RuleBasedStateMachine):
             self._both("pause_schedule", name, what == "pause")
 
     # --- looking -----------------------------------------------------------------------------
-
-    @rule()
-    def empty_the_line(self) -> None:
-        """Everything that can be leased, in order, and back to where it was."""
-        leases = self._lease(EVERYTHING, LONG, None)
-        self._both("settle", [(lease, Release()) for lease in leases])
 
     @rule(where=st.sampled_from(FILTERS), pick=PICK)
     def look(self, where: Filter, pick: int) -> None:
@@ -573,6 +569,11 @@ class EngineMachine(RuleBasedStateMachine):
         leases = cast(list[Lease], self._both("lease", wants, span=span, holder=HOLDER, limit=limit))
         self._learn(leases)
         return leases
+
+    def _empty_the_line(self) -> None:
+        """Everything that can be leased, in order, and back to where it was."""
+        leases = self._lease(EVERYTHING, LONG, None)
+        self._both("settle", [(lease, Release()) for lease in leases])
 
     def _leave_no_doubt(self, wants: dict[str, int], limit: int | None) -> None:
         """Is a queue promoted whose turn does not come, a held job expired?  The contract is silent."""

@@ -243,6 +243,18 @@ class Ruling:
         assert await waiting(engine) == 0
         assert (await counts(engine)).dead == 2
 
+    async def test_a_job_behind_others_that_a_second_rule_keeps_back_is_leased(self, engine: Engine) -> None:
+        """T2, L1: what one rule lets go and another keeps back does not stand in its way."""
+        first, _, third = [await put_one(engine, task=task) for task in ("tests.a", "tests.a", "tests.b")]
+        lease = await take_one(engine)
+        await engine.add_rule(Rule(RuleKind.LIMIT, Scope.QUEUE, "default", 1))
+        assert await take(engine) == []
+        await settle_one(engine, lease, Done())
+        await engine.add_rule(Rule(RuleKind.PAUSE, Scope.TASK, "tests.a"))
+
+        assert lease.id == first.id
+        assert [one.id for one in await take(engine)] == [third.id]
+
     async def test_a_limit_counts_those_that_run_already(self, engine: Engine) -> None:
         """T2."""
         await put_some(engine, 3)
