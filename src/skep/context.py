@@ -95,6 +95,10 @@ class Job(Provided):
         return self._listener is not None and self._listener.stopping(self.lease)
 
     @property
+    def emits(self) -> bool:
+        return self._emissions is not None
+
+    @property
     def emissions(self) -> tuple[vocabulary.Job, ...]:
         return tuple(self._emissions or ())
 

@@ -199,6 +199,11 @@ class Task(Generic[P, R_co]):
         return f"<Task {self.name}>"
 
     @cached_property
+    def simple(self) -> bool:
+        """Can it be called as it is: a coroutine function that asks the worker for nothing?"""
+        return self.is_async and self.options.isolate is None and not self.signature.provided
+
+    @cached_property
     def _plain(self) -> Call[P, R_co]:
         return Call(self, Using())
 

@@ -33,15 +33,16 @@ if hasattr(time, "CLOCK_BOOTTIME"):  # goes on while the machine sleeps, as the 
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Held:
-    """One lease, and until when we may rely on it."""
+class Grant:
+    """Until when we may rely on the leases of one bundle: one of these for all of them."""
 
-    __slots__ = ("asked_to_stop", "lease", "safe_until")
+    __slots__ = ("safe_until",)
 
-    def __init__(self, lease: Lease, safe_until: float) -> None:
-        self.lease = lease
+    def __init__(self, safe_until: float) -> None:
         self.safe_until = safe_until
-        self.asked_to_stop = False
+
+
+Held = tuple[Lease, Grant]
 
 
 class Keeper:
@@ -63,6 +64,7 @@ class Keeper:
         self._stop_wanted = stop_wanted
         self._clock = clock
         self._held: dict[Identity, Held] = {}
+        self._asked_to_stop: set[Identity] = set()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._loop_thread = 0
@@ -85,15 +87,17 @@ class Keeper:
 
     def add(self, leases: Iterable[Lease], sent: float) -> None:
         """Leases that were asked for at `sent`, from which on their time runs."""
-        safe_until = self.safe_until(sent)
+        grant = Grant(self.safe_until(sent))
         held = self._held
         for lease in leases:
-            held[lease.id, lease.fence] = Held(lease, safe_until)
+            held[lease.id, lease.fence] = (lease, grant)
 
     def drop(self, leases: Iterable[Lease]) -> None:
         held = self._held
         for lease in leases:
             held.pop((lease.id, lease.fence), None)
+        if self._asked_to_stop:
+            self._asked_to_stop &= held.keys()
 
     def holds(self, lease: Lease) -> bool:
         return (lease.id, lease.fence) in self._held
@@ -112,39 +116,42 @@ class Keeper:
     async def renew_all(self) -> None:
         """Renew everything once, and tell who is lost or should stop."""
         self._give_up_unsafe()
-        held = list(self._held.values())
+        held = [lease for lease, _ in list(self._held.values())]
         if not held:
             return
         sent = self._clock()
         try:
             async with asyncio.timeout(self._seconds / BEATS):
-                renewals = await self._broker.renew([one.lease for one in held], span=self._span)
+                renewals = await self._broker.renew(held, span=self._span)
         except (EngineError, TimeoutError) as error:
             log.warning("leases could not be renewed: %s", str(error) or "no answer in time")
             self._give_up_unsafe()
             return
-        for one, renewal in zip(held, renewals, strict=True):
-            self._take(one, renewal, sent)
+        grant = Grant(self.safe_until(sent))
+        for lease, renewal in zip(held, renewals, strict=True):
+            self._take(lease, renewal, grant)
 
-    def _take(self, one: Held, renewal: Renewal, sent: float) -> None:
+    def _take(self, lease: Lease, renewal: Renewal, grant: Grant) -> None:
+        identity = (lease.id, lease.fence)
         if renewal.until is None:
-            self._give_up(one)
+            self._give_up(lease)
             return
-        one.safe_until = self.safe_until(sent)
-        if renewal.cancel_requested and not one.asked_to_stop:
-            one.asked_to_stop = True
-            self._stop_wanted(one.lease)
+        if identity in self._held:  # and not settled meanwhile
+            self._held[identity] = (lease, grant)
+        if renewal.cancel_requested and identity not in self._asked_to_stop:
+            self._asked_to_stop.add(identity)
+            self._stop_wanted(lease)
 
     def _give_up_unsafe(self) -> None:
         """Too late to be sure, for instance after this process was stopped and continued."""
         now = self._clock()
-        for one in list(self._held.values()):
-            if one.safe_until <= now:
-                self._give_up(one)
+        for lease, grant in list(self._held.values()):
+            if grant.safe_until <= now:
+                self._give_up(lease)
 
-    def _give_up(self, one: Held) -> None:
-        if self._held.pop((one.lease.id, one.lease.fence), None) is not None:
-            self._lost(one.lease)
+    def _give_up(self, lease: Lease) -> None:
+        if self._held.pop((lease.id, lease.fence), None) is not None:
+            self._lost(lease)
 
     def _watch_the_loop(self) -> None:
         silent = self._clock() - self._loop_beat

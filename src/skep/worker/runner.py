@@ -118,6 +118,10 @@ class Runner:
                 await self.tell("fetched", attempt.job)
             if self._registry.middlewares:
                 value = await self._wrapped(attempt, slot)
+            elif attempt.task.simple and not attempt.job.lease.crashes:
+                value = await attempt.task.function(
+                    *attempt.args, **attempt.kwargs
+                )  # no detours for most jobs
             else:
                 value = await self._call(attempt, slot)
         except asyncio.CancelledError as error:
@@ -234,7 +238,7 @@ class Runner:
         ttl_ms = job.envelope.result_ttl_ms
         if ttl_ms is None:
             ttl_ms = task.options.result_ttl_ms
-        if ttl_ms is None and isinstance(policy.on_success, Delete) and not job.emissions:
+        if ttl_ms is None and isinstance(policy.on_success, Delete) and not job.emits:
             return DONE
         try:
             result = None if ttl_ms is None else encode_value(value)
