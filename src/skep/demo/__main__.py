@@ -62,8 +62,14 @@ class Show:
         await engine.put(jobs)
         self.sent += [job.id for job in jobs]
 
-    def kill_a_worker(self) -> None:
-        victim = self._workers.pop(0)
+    def busy(self, records: list[Record]) -> subprocess.Popen[bytes] | None:
+        """A worker in the middle of a job that has started, by the word of the ledger."""
+        started = set(self.ledger.read_text().split("\n"))
+        holders = [r.holder or "" for r in records if r.holder and f"{r.id} {r.fence}" in started]
+        return next((w for w in self._workers for h in holders if h.endswith(f":{w.pid}")), None)
+
+    def kill(self, victim: subprocess.Popen[bytes]) -> None:
+        self._workers.remove(victim)
         victim.kill()
         victim.wait()
         self.screen.tell(
@@ -110,9 +116,11 @@ class Show:
             counts = queues.get(QUEUE)
             if counts is not None and not counts.waiting and not counts.running:
                 return
-            if not killed and self.seconds > FIRST_KILL and counts is not None and counts.running:
-                killed = True
-                self.kill_a_worker()
+            if not killed and self.seconds > FIRST_KILL:
+                page = await engine.find(Filter(state=State.RUNNING, task="import_file"))
+                if victim := self.busy(page.records):
+                    killed = True
+                    self.kill(victim)
             await asyncio.sleep(0.2)
         self.screen.tell(f"  {self.seconds:4.1f} s  that takes too long: the machine must be very busy")
 
@@ -122,7 +130,7 @@ def what_to_send(app: Registry) -> list[Job]:
     jobs = [mail.job(f"customer{n}@example.org") for n in range(200)]
     jobs += [call.job(n % 3 + 1) for n in range(30)]
     jobs += [app.tasks["render"].job() for _ in range(5)]
-    jobs += [app.tasks["import_file"].job(8) for _ in range(30)]
+    jobs += [app.tasks["import_file"].job(12) for _ in range(30)]
     jobs += [app.tasks["charge_card"].job() for _ in range(3)]
     return jobs
 
