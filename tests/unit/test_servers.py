@@ -1,0 +1,74 @@
+"""Private servers come up, answer, and never outlive whoever started them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from skep.testing.servers import PostgresServer, candidates, postgres
+
+OWNER = """
+import time
+from skep.testing.servers import serving
+with serving() as urls:
+    print(urls["postgres"], flush=True)
+    time.sleep(60)
+"""
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+async def test_a_server_answers_and_keeps_its_data_over_a_restart() -> None:
+    with postgres(durable=True) as server:
+        connection = await asyncpg.connect(server.url)
+        assert await connection.fetchval("SHOW fsync") == "on"
+        await connection.execute("CREATE TABLE kept ()")
+        await connection.close()
+
+        server.stop()
+        server.start()
+
+        connection = await asyncpg.connect(server.url)
+        assert await connection.fetch("TABLE kept") == []
+        await connection.close()
+    assert not server.folder.exists()
+    assert not listens(server.port)
+
+
+def test_a_server_goes_with_its_owner_even_when_that_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        port = int(owner.stdout.readline().split("/")[2].partition(":")[2])
+        assert listens(port)
+        os.kill(owner.pid, signal.SIGKILL)
+    for _ in range(1000):
+        if not listens(port):
+            return
+        signal.sigtimedwait([], 0.02)
+    pytest.fail("the server is still there")
+
+
+def test_a_server_that_cannot_start_says_why() -> None:
+    with pytest.raises(RuntimeError, match="no_such_setting"), postgres(settings=("no_such_setting=1",)):
+        pytest.fail("it started")
+
+
+def test_a_binary_of_ones_own_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKEP_POSTGRES_BIN", "/opt/mine/postgres")
+    assert next(candidates("postgres")) == Path("/opt/mine/postgres")
+
+
+def test_no_server_at_all_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skep.testing.servers.candidates", lambda kind: iter(()))
+    with pytest.raises(FileNotFoundError, match="skep\\[servers\\]"):
+        PostgresServer(tmp_path).start()
