@@ -13,7 +13,12 @@ from skep.errors import DurabilityTooLow, UnknownEngine
 
 GROUP = "skep.engines"  # the entry points by which other packages offer engines
 
-_OWN = {"memory": "skep.brokers.memory:from_url", "sqlite": "skep.brokers.sqlite:from_url"}
+_OWN = {
+    "memory": "skep.brokers.memory:from_url",
+    "postgres": "skep.brokers.postgres:from_url",
+    "postgresql": "skep.brokers.postgres:from_url",
+    "sqlite": "skep.brokers.sqlite:from_url",
+}
 
 _ADVICE = {
     Durability.PROCESS: "choose an engine that outlives the process, such as sqlite:///jobs.db",

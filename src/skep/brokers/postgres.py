@@ -1,0 +1,861 @@
+"""The PostgreSQL engine: a schema of tables and functions, any number of workers, no other process.
+
+Tables and functions are in sql/postgres/, the statements that call them in sql/postgres.sql.  Each verb is
+one statement: one round trip and one commit, whatever follows from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+import time
+from base64 import b64encode
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Self
+from urllib.parse import urlencode, urlsplit, urlunsplit
+
+import asyncpg
+import msgspec
+
+from skep import wire
+from skep.address import Address, masked
+from skep.batch import Batch, BatchStatus, Member, batch_state
+from skep.broker import (
+    Counts,
+    Durability,
+    Exchange,
+    Filter,
+    Note,
+    Page,
+    Receipt,
+    Renewal,
+    Rule,
+    RuleKind,
+    Scope,
+    Swept,
+)
+from skep.brokers.postgres_link import Connection, PostgresLink, Refused, Row
+from skep.brokers.statements import load_migrations, load_statements
+from skep.brokers.waiting import Waiters
+from skep.clock import Clock, from_us, span_us, to_us
+from skep.duration import Duration, duration
+from skep.errors import (
+    BadSetting,
+    BatchSealed,
+    EngineError,
+    EngineUnavailable,
+    QueueFull,
+    SchemaTooNew,
+    SkepError,
+    UnknownBatch,
+)
+from skep.job import (
+    Broken,
+    Cancelled,
+    Dead,
+    Done,
+    Error,
+    Event,
+    Job,
+    Lease,
+    Outcome,
+    Progress,
+    Record,
+    Release,
+    Retry,
+    Snooze,
+    State,
+    storable,
+)
+from skep.life import NOTE_MAX, RETENTION, Retention
+from skep.schedule import Schedule, ScheduleRecord
+
+log = logging.getLogger("skep.postgres")
+
+OLDEST_SERVER = 140000
+SCHEMA = "skep"
+FLOOR_FOR = 1.0  # seconds until a claim looks at everything again
+NEWS_EVERY = 0.01  # seconds between two notifications of one engine
+LISTEN_AGAIN = 1.0
+_MIGRATE_RETRIES = 20
+
+_STATEMENTS = load_statements("postgres")
+_SCHEMA_NAME = re.compile(r"[^\x00]{1,50}")  # the name of its channel, 63 bytes at most, is longer
+_OURS = re.compile(r"\bskep\.(?=\w)")
+
+_json = msgspec.json.Encoder()
+_error = msgspec.json.Decoder(Error)
+_progress = msgspec.json.Decoder(Progress)
+_batch = msgspec.json.Decoder(Batch)
+_schedule = msgspec.json.Decoder(Schedule)
+_DONE = Done()
+
+
+class PostgresBroker:
+    """All of `Broker`, `Ledger` and `Hints` in one schema of a PostgreSQL database, 14 or newer.
+
+    The time is the server's; a clock is for tests.  `listen` is another URL for the connection that waits for
+    notifications, where `url` leads through a pooler that cannot pass them on.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = SCHEMA,
+        clock: Clock | None = None,
+        retention: Retention = RETENTION,
+        patience: Duration = "30s",
+        listen: str | None = None,
+        prepare: bool = True,
+    ) -> None:
+        if not _SCHEMA_NAME.fullmatch(schema) or len(schema.encode()) > 50:
+            raise BadSetting(f"schema={schema!r}: give a name of 1 to 50 bytes")
+        seconds = duration(patience).total_seconds()
+        self._link = PostgresLink(url, shown=masked(url), patience=seconds, prepare=prepare)
+        self._listen_link = PostgresLink(
+            listen or url, shown=masked(listen or url), patience=seconds, prepare=prepare
+        )
+        self._schema = schema
+        self._sql = {name: in_schema(text, schema) for name, text in _STATEMENTS.items()}
+        self._clock = clock
+        self._retention = retention
+        self._durability = Durability.PROCESS
+        self._waiters = Waiters()
+        self._floors = _Floors()
+        self._hints = _Notifications(
+            self._link, self._listen_link, self._sql, f"skep:{schema}", self._waiters
+        )
+        dead, cancelled = span_us(retention.dead_for), span_us(retention.cancelled_for)
+        self._keeps = (dead, cancelled)
+
+    @property
+    def durability(self) -> Durability:
+        return self._durability
+
+    async def open(self) -> Self:
+        if not self._link.open():
+            return self
+        self._listen_link.open()
+        try:
+            settings = {row["name"]: row["setting"] for row in await self._link.read(self._sql["settings"])}
+            if int(settings["server_version_num"]) < OLDEST_SERVER:
+                raise EngineError("this PostgreSQL is too old: skep needs 14 or newer")
+            self._durability = _durability(settings)
+            await self._migrate()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def close(self) -> None:
+        self._waiters.wake()
+        await self._hints.close()
+        await self._listen_link.close()
+        await self._link.close()
+
+    async def _migrate(self) -> None:
+        """Bring the schema up to date; of several that do so at once, the others wait and find it done."""
+        migrations = load_migrations("postgres")
+        newest = migrations[-1][0]
+        for turn in range(_MIGRATE_RETRIES):
+            found = await self._installed()
+            if found > newest:
+                raise SchemaTooNew(found, newest)
+            if found == newest:
+                return
+            try:
+                await self._link.run(partial(self._install, found))
+            except EngineError as error:
+                if turn + 1 == _MIGRATE_RETRIES or not isinstance(error.__cause__, _LOST_RACES):
+                    raise
+                await asyncio.sleep(random.uniform(0.01, 0.05))
+
+    async def _installed(self) -> int:
+        [row] = await self._link.read(self._sql["installed"])
+        if row[0] is None:
+            return 0
+        [row] = await self._link.read(self._sql["newest"])
+        return int(row[0])
+
+    async def _install(self, found: int, connection: Connection) -> None:
+        await connection.execute(prelude(self._schema))
+        for number, _, script in load_migrations("postgres"):
+            if number > found:
+                await connection.execute(script)
+                await connection.execute(self._sql["migrated"], number)
+
+    def _at(self) -> int | None:
+        return None if self._clock is None else self._clock.now_us()
+
+    async def _write(self, statement: str, *args: object) -> list[Row]:
+        try:
+            return await self._link.write(self._sql[statement], *args)
+        except Refused as refused:
+            raise _refusal(refused) from refused
+
+    async def _read(self, statement: str, *args: object) -> list[Row]:
+        return await self._link.read(self._sql[statement], *args)
+
+    async def _answer(self, statement: str, *args: object) -> Any:
+        rows = await self._write(statement, *args)
+        return rows[0][0] if rows else None
+
+    # --- Broker --------------------------------------------------------------------------
+
+    async def put(self, jobs: Sequence[Job], *, token: str | None = None) -> list[Receipt]:
+        if not jobs and token is None:
+            self._link.check_usable()
+            return []
+        return await self._put(jobs, token, None, seal=False)
+
+    async def put_batch(
+        self, batch: Batch, jobs: Sequence[Job] = (), *, seal: bool = True, token: str | None = None
+    ) -> list[Receipt]:
+        return await self._put(jobs, token, batch, seal=seal)
+
+    async def _put(
+        self, jobs: Sequence[Job], token: str | None, batch: Batch | None, *, seal: bool
+    ) -> list[Receipt]:
+        rows = await self._write("put", *self._put_args(jobs, token, batch, seal=seal))
+        self._hints.tell({job.queue for job in jobs})
+        return _receipts(jobs, rows)
+
+    async def put_in(self, tx: Any, jobs: Sequence[Job], *, token: str | None = None) -> list[Receipt]:
+        """Put inside the caller's own transaction: the jobs appear if and only if it commits.
+
+        Nobody is notified of them, since only their commit makes them news: an idle worker finds them when
+        it looks.
+        """
+        if not hasattr(tx, "fetch"):
+            raise BadSetting(f"{type(tx).__name__} is not a connection of asyncpg")
+        args = self._put_args(jobs, token, None, seal=False)
+        try:
+            rows = await tx.fetch(self._sql["put"], *args)
+        except asyncpg.PostgresError as error:
+            if (code := error.sqlstate or "").startswith("SK"):
+                raise _refusal(Refused(code, getattr(error, "detail", ""))) from error
+            raise EngineError(f"the jobs could not be put: {error}") from error
+        return _receipts(jobs, rows)
+
+    def _put_args(
+        self, jobs: Sequence[Job], token: str | None, batch: Batch | None, *, seal: bool
+    ) -> tuple[object, ...]:
+        bodies = [wire.encode(job) for job in jobs]
+        drafts = None
+        if not all(map(_is_plain, jobs)):
+            drafts = _text([_draft(job, body) for job, body in zip(jobs, bodies, strict=True)])
+        return (
+            self._at(),
+            [job.id for job in jobs],
+            [job.task for job in jobs],
+            [job.queue for job in jobs],
+            [job.priority for job in jobs],
+            [job.max_crashes for job in jobs],
+            bodies if drafts is None else [],
+            drafts,
+            token,
+            None if batch is None else _text(_batch_draft(batch)),
+            seal,
+            *self._keeps,
+        )
+
+    async def seal(self, batch: str) -> bool:
+        return bool(await self._answer("seal", self._at(), batch, *self._keeps))
+
+    async def lease(
+        self, wants: Mapping[str, int], *, span: timedelta, holder: str, limit: int | None = None
+    ) -> list[Lease]:
+        return (await self._exchange((), wants, span, holder, limit)).leases
+
+    async def settle(self, outcomes: Sequence[tuple[Lease, Outcome]]) -> list[Lease]:
+        if not outcomes:
+            self._link.check_usable()
+            return []
+        return (await self._exchange(outcomes, {}, timedelta(0), "", None)).lost
+
+    async def exchange(
+        self,
+        outcomes: Sequence[tuple[Lease, Outcome]],
+        wants: Mapping[str, int],
+        *,
+        span: timedelta,
+        holder: str,
+        limit: int | None = None,
+    ) -> Exchange:
+        return await self._exchange(outcomes, wants, span, holder, limit)
+
+    async def _exchange(
+        self,
+        outcomes: Sequence[tuple[Lease, Outcome]],
+        wants: Mapping[str, int],
+        span: timedelta,
+        holder: str,
+        limit: int | None,
+    ) -> Exchange:
+        self._waiters.looked()
+        said = [None if outcome == _DONE else _told(outcome) for _, outcome in outcomes]
+        ranks, places = self._floors.of(wants)
+        span_in_us = span_us(span)
+        header, *rows = await self._write(
+            "exchange",
+            self._at(),
+            [lease.fence for lease, _ in outcomes] if outcomes else None,
+            [lease.id for lease, _ in outcomes],
+            said if any(said) else None,
+            list(wants),
+            list(wants.values()),
+            ranks,
+            places,
+            sum(wants.values()) if limit is None else limit,
+            span_in_us,
+            holder,
+            *self._keeps,
+        )
+        if any(said):
+            self._hints.tell(_woken(outcomes))
+        lost = []
+        while rows and rows[0][0] is None:
+            lost.append(outcomes[rows.pop(0)[1] - 1][0])
+        self._floors.learn(wants, rows, limit)
+        return Exchange(lost, _leases(rows, from_us(header["put_us"] + span_in_us)))
+
+    async def renew(self, leases: Sequence[Lease], *, span: timedelta) -> list[Renewal]:
+        rows = await self._write(
+            "renew",
+            self._at(),
+            [lease.fence for lease in leases],
+            [lease.id for lease in leases],
+            span_us(span),
+        )
+        renewals = [Renewal(None)] * len(leases)
+        for n, until_us, asked in rows:
+            renewals[n - 1] = Renewal(from_us(until_us), asked)
+        return renewals
+
+    async def note(self, notes: Sequence[Note]) -> None:
+        said = [
+            {
+                "fence": note.lease.fence,
+                "id": note.lease.id,
+                "progress": None if note.progress is None else storable(_text(note.progress)),
+                "lines": [storable(line) for line in note.lines],
+            }
+            for note in notes
+        ]
+        await self._write("note", _text(said))
+
+    async def sweep(self, *, limit: int = 1000) -> Swept:
+        [row] = await self._write("sweep", self._at(), limit, *self._keeps, self._retention.dead_max)
+        return Swept(row["promoted"], row["reaped"], row["expired"], row["removed"], _moment(row["next_us"]))
+
+    # --- Ledger --------------------------------------------------------------------------
+
+    async def now(self) -> datetime:
+        if self._clock is not None:
+            return from_us(self._clock.now_us())
+        [row] = await self._read("now")
+        return from_us(row[0])
+
+    async def queues(self) -> dict[str, Counts]:
+        found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for queue, what, n in await self._read("queues", self._at()):
+            found[queue][what] += n
+        return {queue: Counts(**found[queue]) for queue in sorted(found) if "put" in found[queue]}
+
+    async def get(self, job_id: str) -> Record | None:
+        for row in await self._read("get", job_id):
+            return _record(row)
+        return None
+
+    async def find(self, where: Filter, *, limit: int = 100, after: int | None = None) -> Page:
+        rows = await self._read(
+            "find",
+            self._at(),
+            after or 0,
+            where.queue,
+            where.task,
+            where.batch,
+            where.state,
+            where.reason,
+            where.scheduled,
+            limit + 1,
+        )
+        page = rows[:limit]
+        return Page([_record(row) for row in page], page[-1]["seq"] if page and len(rows) > limit else None)
+
+    async def position(self, job_id: str) -> int | None:
+        before: int | None = await self._answer("position", self._at(), job_id)
+        return before
+
+    async def cancel(self, job_ids: Sequence[str]) -> list[bool]:
+        return _numbered(job_ids, await self._write("cancel", self._at(), list(job_ids), *self._keeps))
+
+    async def reschedule(self, job_id: str, due_at: datetime) -> bool:
+        return bool(await self._answer("reschedule", self._at(), job_id, to_us(due_at)))
+
+    async def replay(self, job_ids: Sequence[str]) -> list[bool]:
+        return _numbered(job_ids, await self._write("replay", self._at(), list(job_ids)))
+
+    async def delete(self, job_ids: Sequence[str]) -> list[bool]:
+        return _numbered(job_ids, await self._write("delete", list(job_ids)))
+
+    async def drop(self, queue: str) -> int:
+        return int(await self._answer("drop", self._at(), queue, *self._keeps))
+
+    async def add_rule(self, rule: Rule) -> bool:
+        return bool(await self._answer("add_rule", rule.kind, rule.scope, rule.name, rule.n))
+
+    async def remove_rule(self, kind: RuleKind, scope: Scope, name: str) -> bool:
+        return bool(await self._answer("remove_rule", kind, scope, name))
+
+    async def rules(self) -> list[Rule]:
+        return [
+            Rule(RuleKind(kind), Scope(scope), name, n) for kind, scope, name, n in await self._read("rules")
+        ]
+
+    async def batch(self, batch: str) -> BatchStatus | None:
+        for row in await self._read("batches", batch, None, 1):
+            return _status(row)
+        return None
+
+    async def batches(self, *, limit: int = 100, after: str | None = None) -> list[BatchStatus]:
+        return [_status(row) for row in await self._read("batches", None, after, limit)]
+
+    async def members(self, batch: str, *, limit: int = 1000, after: int | None = None) -> list[Member]:
+        return [
+            Member(number, job_id, State(state), result, reason)
+            for number, job_id, state, result, reason in await self._read("members", batch, after, limit)
+        ]
+
+    async def delete_batch(self, batch: str) -> bool:
+        return bool(await self._answer("delete_batch", self._at(), batch, *self._keeps))
+
+    async def put_schedule(self, schedule: Schedule, next_at: datetime) -> None:
+        await self._write(
+            "put_schedule", schedule.name, _text(schedule), _text(schedule.timing), to_us(next_at)
+        )
+
+    async def schedules(self, *, due: bool = False) -> list[ScheduleRecord]:
+        return [
+            ScheduleRecord(
+                schedule=_schedule.decode(row["body"]),
+                next_at=from_us(row["next_us"]),
+                last_at=_moment(row["last_us"]),
+                paused=row["paused"],
+            )
+            for row in await self._read("schedules", self._at(), due)
+        ]
+
+    async def pause_schedule(self, name: str, paused: bool) -> bool:
+        return bool(await self._answer("pause_schedule", name, paused))
+
+    async def remove_schedule(self, name: str) -> bool:
+        return bool(await self._answer("remove_schedule", name))
+
+    async def fire(self, name: str, instant: datetime, job: Job | None, next_at: datetime) -> bool:
+        draft = None if job is None else _text(_draft(job, wire.encode(job)))
+        return bool(await self._answer("fire", self._at(), name, to_us(instant), draft, to_us(next_at)))
+
+    # --- Hints ---------------------------------------------------------------------------
+
+    async def wait(self, queues: Sequence[str], timeout: float) -> bool:
+        self._link.check_usable()
+        self._hints.listen(queues, self._at)
+        return await self._waiters.wait(queues, timeout)
+
+
+class _Floors:
+    """Below which places of each queue there was nothing left when we last took something.
+
+    Only a hint that keeps claims from walking over what is gone, and only for a moment: a job that was put
+    in a long transaction has a place below the floor when it appears.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, int]] = {}
+        self._since = 0.0
+
+    def of(self, queues: Iterable[str]) -> tuple[list[int | None], list[int | None]]:
+        now = time.monotonic()
+        if now - self._since > FLOOR_FOR:
+            self._known.clear()
+            self._since = now
+        floors = [self._known.get(queue, (None, None)) for queue in queues]
+        return [rank for rank, _ in floors], [place for _, place in floors]
+
+    def learn(self, wants: Mapping[str, int], rows: Sequence[Row], limit: int | None) -> None:
+        if not rows:
+            return
+        got = Counter(row["queue"] for row in rows)
+        lowest: dict[str, tuple[int, int]] = {}
+        for row in rows:  # of each queue in the order of their ranks: the last one's first place counts
+            queue, rank, place = row["queue"], row["rank"], row["pos"]
+            if queue not in lowest or lowest[queue][0] != rank:
+                lowest[queue] = (rank, place)
+        for queue, floor in lowest.items():
+            full = got[queue] >= min(wants[queue], wants[queue] if limit is None else limit)
+            if full and floor[1] > 0:
+                self._known[queue] = floor
+            else:
+                self._known.pop(queue, None)
+
+
+class _Notifications:
+    """LISTEN and NOTIFY, as a wake-up only.
+
+    They are sent after the commit and by a statement of their own, because commits with a notification wait
+    for one another; and no more often than every few milliseconds.
+    """
+
+    def __init__(
+        self,
+        link: PostgresLink,
+        listen_link: PostgresLink,
+        sql: Mapping[str, str],
+        channel: str,
+        waiters: Waiters,
+    ) -> None:
+        self._link = link
+        self._listen_link = listen_link
+        self._sql = sql
+        self._channel = channel
+        self._waiters = waiters
+        self._news: set[str] = set()
+        self._teller: asyncio.Task[None] | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._wanted: set[str] = set()
+
+    def tell(self, queues: Iterable[str]) -> None:
+        """Something may have come into these queues."""
+        for queue in queues:
+            self._waiters.wake(queue)
+            self._news.add(queue)
+        if self._news and (self._teller is None or self._teller.done()):
+            self._teller = asyncio.get_running_loop().create_task(self._tell(), name="skep-postgres-tell")
+
+    def listen(self, queues: Sequence[str], at: Callable[[], int | None]) -> None:
+        """Have this process woken from now on."""
+        self._wanted.update(queues)
+        if self._listener is None or self._listener.done():
+            self._listener = asyncio.get_running_loop().create_task(
+                self._listen(at), name="skep-postgres-listen"
+            )
+
+    async def close(self) -> None:
+        tasks = [task for task in (self._teller, self._listener) if task is not None]
+        self._teller = self._listener = None
+        here = asyncio.get_running_loop()
+        for task in tasks:
+            if task.get_loop() is here:
+                task.cancel()
+                await asyncio.wait({task})
+            else:
+                with suppress(RuntimeError):  # that loop is gone, and its tasks with it
+                    task.get_loop().call_soon_threadsafe(task.cancel)
+
+    async def _tell(self) -> None:
+        while self._news:
+            news, self._news = self._news, set()
+            try:
+                await self._link.read(self._sql["notify"], self._channel, sorted(news))
+            except SkepError as error:  # they look by themselves, only later
+                log.debug("nobody was notified: %s", error)
+            await asyncio.sleep(NEWS_EVERY)
+
+    async def _listen(self, at: Callable[[], int | None]) -> None:
+        while True:
+            try:
+                await self._listen_once(at)
+            except (SkepError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+                log.debug("the listener was disconnected: %s", error)
+            await asyncio.sleep(LISTEN_AGAIN * random.uniform(0.5, 1.5))
+
+    async def _listen_once(self, at: Callable[[], int | None]) -> None:
+        connection = await self._listen_link.connect()
+        gone = asyncio.Event()
+        try:
+            connection.add_termination_listener(lambda _: gone.set())
+            await connection.add_listener(self._channel, self._heard)
+            # What came between somebody's last look and this moment nobody has told us.
+            for row in await self._link.read(self._sql["anything"], at(), sorted(self._wanted)):
+                self._waiters.wake(row["queue"])
+            await gone.wait()
+        finally:
+            connection.terminate()
+
+    def _heard(self, _connection: Connection, _pid: int, _channel: str, queue: str) -> None:
+        self._waiters.wake(queue or None)
+
+
+# --- names -------------------------------------------------------------------------------
+
+
+def quoted(name: str) -> str:
+    """A name as an SQL identifier, whatever is in it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def in_schema(statement: str, schema: str) -> str:
+    """A statement of ours, which speaks of the schema `skep`, for another one."""
+    name = quoted(schema)
+    return _OURS.sub(lambda _: f"{name}.", statement)
+
+
+def prelude(schema: str) -> str:
+    """What comes before the migrations, in their transaction: they name no schema."""
+    name = quoted(schema)
+    return f"CREATE SCHEMA IF NOT EXISTS {name}; SET LOCAL search_path TO {name}, pg_temp;"
+
+
+# --- what is sent ------------------------------------------------------------------------
+
+
+def _is_plain(job: Job) -> bool:
+    """Whether it can be put in arrays: due now, remembered by nobody, alone."""
+    return not (
+        job.delay_ms
+        or job.chosen
+        or job.due_at is not None
+        or job.unique is not None
+        or job.batch is not None
+        or job.key is not None
+        or job.expires_at is not None
+        or job.expires_in_ms is not None
+    )
+
+
+def _draft(job: Job, body: bytes) -> dict[str, object]:
+    facts: dict[str, object] = {
+        "id": job.id,
+        "task": job.task,
+        "queue": job.queue,
+        "body": b64encode(body).decode(),
+        "priority": job.priority,
+        "max_crashes": job.max_crashes,
+        "chosen": job.chosen,
+        "unique": job.unique,
+        "unique_until": job.unique_until,
+        "key": job.key,
+        "batch": job.batch,
+        "member": job.member,
+        "delay_us": job.delay_ms * 1000,
+    }
+    if job.due_at is not None:
+        facts["due_us"] = to_us(job.due_at)
+    if job.expires_at is not None:
+        facts["expires_us"] = to_us(job.expires_at)
+    if job.expires_in_ms is not None:
+        facts["expires_in_us"] = job.expires_in_ms * 1000
+    return facts
+
+
+def _batch_draft(batch: Batch) -> dict[str, object]:
+    calls = {
+        "on_failed": batch.on_failed,
+        "on_succeeded": batch.on_succeeded,
+        "on_finished": batch.on_finished,
+    }
+    return {
+        "id": batch.id,
+        "body": _text(batch),
+        "calls": {when: _draft(job, wire.encode(job)) for when, job in calls.items() if job is not None},
+        "linger_us": batch.linger_ms * 1000,
+        "open_us": batch.open_for_ms * 1000,
+        "parent": batch.parent,
+        "member": batch.member,
+    }
+
+
+def _told(outcome: Outcome) -> str:
+    match outcome:
+        case Done(result=result, keep=keep, emit=emit):
+            facts: dict[str, object] = {"kind": "done", "keep_us": None if keep is None else span_us(keep)}
+            if result is not None:
+                facts["result"] = b64encode(result).decode()
+            if emit:
+                facts["emit"] = [_draft(job, wire.encode(job)) for job in emit]
+        case Retry(delay=delay, error=error, queue=queue):
+            note = f"{error.type}: {error.message}"[:NOTE_MAX] if error else ""
+            facts = {
+                "kind": "retry",
+                "delay_us": span_us(delay),
+                "error": _error_text(error),
+                "queue": queue,
+                "note": storable(note),
+            }
+        case Dead(reason=reason, error=error, keep=keep):
+            keep_us = None if keep is None else span_us(keep)
+            facts = {
+                "kind": "dead",
+                "reason": storable(reason),
+                "error": _error_text(error),
+                "keep_us": keep_us,
+            }
+        case Snooze(delay=delay):
+            facts = {"kind": "snooze", "delay_us": span_us(delay)}
+        case Release():
+            facts = {"kind": "release"}
+        case Cancelled(error=error):
+            facts = {"kind": "cancelled", "error": _error_text(error)}
+        case Broken(error=error):
+            facts = {"kind": "broken", "error": _error_text(error)}
+    return _text(facts)
+
+
+def _error_text(error: Error | None) -> str | None:
+    return None if error is None else _text(error)
+
+
+def _woken(outcomes: Sequence[tuple[Lease, Outcome]]) -> set[str]:
+    """The queues to which these outcomes bring something."""
+    queues: set[str] = set()
+    for lease, outcome in outcomes:
+        match outcome:
+            case Done(emit=emit):
+                queues.update(job.queue for job in emit)
+            case Retry(queue=queue):
+                queues.add(queue or lease.queue)
+            case Snooze() | Release():
+                queues.add(lease.queue)
+    return queues
+
+
+def _text(value: Any) -> str:
+    return _json.encode(value).decode()
+
+
+# --- what is answered --------------------------------------------------------------------
+
+
+def _receipts(jobs: Sequence[Job], refused: Sequence[Row]) -> list[Receipt]:
+    receipts = [Receipt(job.id, True) for job in jobs]
+    for n, there in refused:
+        receipts[n - 1] = Receipt(there, False)
+    return receipts
+
+
+def _leases(rows: Sequence[Row], until: datetime) -> list[Lease]:
+    return [
+        Lease(job_id, fence, task, queue, body, attempt, failures, crashes, until, from_us(put_us), batch)
+        for job_id, fence, task, queue, body, attempt, failures, crashes, put_us, batch, _, _ in rows
+    ]
+
+
+def _numbered(asked: Sequence[str], rows: Sequence[Row]) -> list[bool]:
+    numbers = {row[0] for row in rows}
+    return [n in numbers for n in range(1, len(asked) + 1)]
+
+
+def _moment(us: int | None) -> datetime | None:
+    return None if us is None else from_us(us)
+
+
+def _record(row: Row) -> Record:
+    state = State(row["stands"])
+    history = msgspec.json.decode(row["history"]) if row["history"] else ()
+    return Record(
+        id=row["id"],
+        task=row["task"],
+        queue=row["queue"],
+        state=state,
+        body=row["body"],
+        priority=-row["rank"],
+        put_at=from_us(row["put_us"]),
+        due_at=from_us(row["due_us"]),
+        expires_at=_moment(row["expires_us"]),
+        attempts=row["attempts"],
+        failures=row["failures"],
+        crashes=row["crashes"],
+        fence=row["fence"] or 0,
+        holder=row["holder"],
+        started_at=_moment(row["started_us"]),
+        lease_until=_moment(row["until_us"]),
+        cancel_requested=bool(row["cancel"]),
+        ended_at=_moment(row["ended_us"]),
+        keep_until=_moment(row["keep_us"]),
+        reason=row["reason"],
+        error=_error.decode(row["error"]) if row["error"] else None,
+        result=row["result"],
+        unique=row["unique_key"],
+        key=row["limit_key"],
+        batch=row["batch"],
+        member=row["member"],
+        progress=_progress.decode(row["progress"]) if row["progress"] else None,
+        log=tuple(row["log"] or ()),
+        history=tuple(Event(from_us(us), *rest) for us, *rest in history),
+    )
+
+
+def _status(row: Row) -> BatchStatus:
+    total = row["live"] + row["done"] + row["dead"] + row["cancelled"]
+    counts = {"done": row["done"], "dead": row["dead"], "cancelled": row["cancelled"]}
+    return BatchStatus(
+        id=row["id"],
+        state=batch_state(sealed=row["sealed"], total=total, **counts),
+        sealed=row["sealed"],
+        total=total,
+        enqueued=row["enqueued"],
+        retrying=row["retrying"],
+        running=row["running"],
+        **counts,
+        created_at=from_us(row["created_us"]),
+        finished_at=_moment(row["finished_us"]),
+        keep_until=_moment(row["keep_us"]),
+        parent=row["parent"],
+        note=_batch.decode(row["body"]).note,
+    )
+
+
+def _durability(settings: Mapping[str, str]) -> Durability:
+    commit = settings["synchronous_commit"]
+    if settings["fsync"] != "on" or commit == "off":
+        return Durability.PROCESS
+    copied = settings["synchronous_standby_names"] and commit != "local"
+    return Durability.NODE if copied else Durability.POWER
+
+
+_LOST_RACES = (
+    asyncpg.UniqueViolationError,
+    asyncpg.DuplicateSchemaError,
+    asyncpg.DuplicateTableError,
+    asyncpg.DuplicateObjectError,
+    asyncpg.DeadlockDetectedError,
+)
+
+
+def _refusal(refused: Refused) -> SkepError:
+    match refused.code:
+        case "SK001":
+            return UnknownBatch(refused.detail)
+        case "SK002":
+            return BatchSealed(refused.detail)
+        case "SK003":
+            facts = msgspec.json.decode(refused.detail)
+            return QueueFull(facts["queue"], facts["limit"])
+        case code:
+            return EngineUnavailable(f"the database refused with {code}: {refused.detail}")
+
+
+def from_url(address: Address, clock: Clock | None) -> PostgresBroker:
+    """`postgresql://user@host/database?schema=skep`; what is not ours of the options goes to the driver."""
+    ours = {name: address.options.pop(name) for name in _OPTIONS if name in address.options}
+    parts = urlsplit(address.url)
+    url = urlunsplit(parts._replace(query=urlencode(address.options)))
+    return PostgresBroker(
+        url,
+        clock=clock,
+        schema=ours.get("schema", SCHEMA),
+        patience=ours.get("patience", "30s"),
+        listen=ours.get("listen"),
+        prepare=ours.get("prepare", "1") not in ("0", "no", "false"),
+    )
+
+
+_OPTIONS = ("schema", "patience", "listen", "prepare")

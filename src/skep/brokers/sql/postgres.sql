@@ -1,0 +1,155 @@
+-- Every statement of the PostgreSQL engine.  Here its schema is called `skep`; the engine puts the quoted name
+-- of its own in that place.  What changes jobs is in postgres/0002_verbs.sql.
+
+-- name: put
+SELECT n, there FROM skep.put($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13);
+
+-- name: seal
+SELECT skep.seal($1, $2, $3, $4);
+
+-- name: exchange
+SELECT id, fence, task, queue, body, attempt, failures, crashes, put_us, batch, rank, pos
+  FROM skep.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13);
+
+-- name: renew
+SELECT n, new_end, asked FROM skep.renew($1, $2, $3, $4);
+
+-- name: note
+SELECT skep.note($1);
+
+-- name: sweep
+SELECT promoted, reaped, expired, removed, now_us, next_us FROM skep.sweep($1, $2, $3, $4, $5);
+
+-- name: notify
+SELECT pg_notify($1, queue) FROM unnest($2::text[]) AS queue;
+
+-- name: anything
+-- Those of these queues in which there may be something to lease.
+SELECT queue FROM unnest($2::text[]) AS wanted (queue)
+ WHERE EXISTS (SELECT FROM skep.ready r WHERE r.queue = wanted.queue)
+    OR EXISTS (SELECT FROM skep.held h WHERE h.queue = wanted.queue)
+    OR EXISTS (SELECT FROM skep.scheduled s WHERE s.queue = wanted.queue AND s.due_us <= skep.moment($1));
+
+-- name: now
+SELECT skep.moment(NULL);
+
+-- name: settings
+SELECT name, setting FROM pg_catalog.pg_settings
+ WHERE name IN ('fsync', 'synchronous_commit', 'synchronous_standby_names', 'server_version_num');
+
+-- name: queues
+SELECT queue, 'ready' AS what, count(*) AS n FROM skep.ready GROUP BY queue
+UNION ALL
+SELECT queue, CASE WHEN due_us <= skep.moment($1) THEN 'ready' ELSE 'scheduled' END, count(*) FROM skep.scheduled GROUP BY 1, 2
+UNION ALL
+SELECT queue, 'held', count(*) FROM skep.held GROUP BY queue
+UNION ALL
+SELECT queue, 'running', count(*) FROM skep.running GROUP BY queue
+UNION ALL
+SELECT queue, state, count(*) FROM skep.archive GROUP BY queue, state
+UNION ALL
+SELECT queue, 'put', sum(put)::bigint FROM skep.tally GROUP BY queue
+UNION ALL
+SELECT queue, 'deleted', sum(deleted)::bigint FROM skep.tally GROUP BY queue;
+
+-- name: get
+SELECT * FROM skep.every_job WHERE id = $1;
+
+-- name: find
+SELECT * FROM skep.every_job
+ WHERE seq > $2
+   AND ($3::text IS NULL OR queue = $3)
+   AND ($4::text IS NULL OR task = $4)
+   AND ($5::text IS NULL OR batch = $5)
+   AND ($6::text IS NULL OR stands = $6)
+   AND ($7::text IS NULL OR reason = $7)
+   AND ($8::boolean IS NULL OR (stands = 'ready' AND due_us > skep.moment($1)) = $8)
+ ORDER BY seq
+ LIMIT $9;
+
+-- name: position
+SELECT skep.position_of($1, $2);
+
+-- name: cancel
+SELECT skep.cancel($1, $2, $3, $4);
+
+-- name: reschedule
+SELECT skep.reschedule($1, $2, $3);
+
+-- name: replay
+SELECT skep.replay($1, $2);
+
+-- name: delete
+SELECT skep.delete($1);
+
+-- name: drop
+SELECT skep.drop_queue($1, $2, $3, $4);
+
+-- name: rules
+SELECT kind, scope, name, n FROM skep.rule ORDER BY kind, scope, name;
+
+-- name: add_rule
+SELECT skep.add_rule($1, $2, $3, $4);
+
+-- name: remove_rule
+SELECT skep.remove_rule($1, $2, $3);
+
+-- name: batches
+-- One batch, or those after an id, with how far their live members are.
+SELECT b.id, b.body, b.sealed, b.live, b.done, b.dead, b.cancelled, b.created_us, b.finished_us, b.keep_us, b.parent,
+       m.enqueued, m.retrying, m.running + (
+           SELECT count(*) FROM skep.batch c WHERE c.parent = b.id AND c.finished_us IS NULL) AS running
+  FROM skep.batch b, LATERAL (
+       SELECT count(*) FILTER (WHERE NOT l.running AND l.failures = 0 AND l.crashes = 0) AS enqueued,
+              count(*) FILTER (WHERE NOT l.running AND (l.failures > 0 OR l.crashes > 0)) AS retrying,
+              count(*) FILTER (WHERE l.running) AS running
+         FROM skep.live l WHERE l.batch = b.id AND l.stepped IS NOT TRUE) AS m
+ WHERE ($1::text IS NULL OR b.id = $1) AND ($2::text IS NULL OR b.id > $2)
+ ORDER BY b.id
+ LIMIT $3;
+
+-- name: members
+-- Ended members, live jobs and live nested batches, by number.
+SELECT member, id, state, result, reason FROM (
+    SELECT member, id, state, result, reason FROM skep.member WHERE batch = $1
+    UNION ALL
+    SELECT member, id, CASE WHEN running THEN 'running' ELSE 'ready' END, NULL, NULL
+      FROM skep.live WHERE batch = $1 AND stepped IS NOT TRUE
+    UNION ALL
+    SELECT member, id, 'running', NULL, NULL FROM skep.batch WHERE parent = $1 AND finished_us IS NULL) AS m
+ WHERE member > coalesce($2::integer, -1) AND EXISTS (SELECT FROM skep.batch WHERE id = $1)
+ ORDER BY member, id
+ LIMIT $3;
+
+-- name: delete_batch
+SELECT skep.delete_batch($1, $2, $3, $4);
+
+-- name: put_schedule
+-- While its timing is unchanged a schedule keeps its own next instant.
+INSERT INTO skep.schedule AS old (name, body, timing, next_us) VALUES ($1, $2, $3, $4)
+ON CONFLICT (name) DO UPDATE SET
+    body = excluded.body, timing = excluded.timing,
+    next_us = CASE WHEN old.timing = excluded.timing THEN old.next_us ELSE excluded.next_us END;
+
+-- name: schedules
+SELECT body, next_us, last_us, paused FROM skep.schedule
+ WHERE NOT $2 OR (NOT paused AND next_us <= skep.moment($1)) ORDER BY name;
+
+-- name: pause_schedule
+UPDATE skep.schedule SET paused = $2 WHERE name = $1 AND paused <> $2 RETURNING true;
+
+-- name: remove_schedule
+DELETE FROM skep.schedule WHERE name = $1 RETURNING true;
+
+-- name: fire
+SELECT skep.fire($1, $2, $3, $4, $5);
+
+-- name: installed
+-- The number of the newest migration, NULL where there is nothing yet.
+SELECT CASE WHEN to_regclass($name$skep.migration$name$) IS NOT NULL THEN 0 END;
+
+-- name: newest
+SELECT coalesce(max(number), 0) FROM skep.migration;
+
+-- name: migrated
+INSERT INTO skep.migration (number) VALUES ($1);

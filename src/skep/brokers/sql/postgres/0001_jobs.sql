@@ -1,0 +1,154 @@
+-- The tables of the PostgreSQL engine.  Times are whole microseconds since 1970.
+--
+-- No schema is named here: the script runs with search_path set to the engine's own schema.
+--
+-- A job is one row, in exactly one of `ready`, `scheduled`, `held`, `running` and `archive`, and moves
+-- between them whole.  So the hot tables hold live jobs only, and leasing one is one delete and one insert.
+-- All have the same columns, those of the type `job`; a column that is NULL costs one bit.  Names are compared
+-- as bytes, whatever the locale of the database is.
+
+CREATE TYPE job AS (
+    seq          bigint,    -- the order of puts
+    pos          bigint,    -- the place in line: higher is further back; at the front it is negative
+    put_us       bigint,
+    due_us       bigint,
+    expires_us   bigint,
+    fence        bigint,    -- of the newest lease
+    started_us   bigint,    -- when that began
+    rank         smallint,  -- the priority with its sign turned, so that every index ascends
+    max_crashes  smallint,
+    attempts     integer,   -- with the one that is running now
+    failures     integer,
+    crashes      integer,
+    queue        text COLLATE "C",
+    id           text COLLATE "C",
+    task         text COLLATE "C",
+    body         bytea,
+    chosen       boolean,
+    unique_key   text COLLATE "C",
+    unique_until text,
+    limit_key    text COLLATE "C",
+    batch        text COLLATE "C",
+    member       integer,
+    stepped      boolean,   -- its batch has counted it already, or is gone
+    error        text,
+    progress     text,
+    log          text[],
+    history      jsonb,     -- events as [us, kind, attempt, fence, holder, note]
+    hold_scope   text,      -- held: the rule that keeps it back
+    hold_name    text,
+    until_us     bigint,    -- running: when the lease ends
+    holder       text,
+    cancel       boolean,   -- running: asked to stop
+    state        text,      -- archive: done, dead or cancelled
+    ended_us     bigint,
+    keep_us      bigint,
+    reason       text,
+    result       bytea
+);
+
+-- Payloads are not compressed: they move often and are read at once.
+CREATE TABLE ready OF job (PRIMARY KEY (queue, rank, pos), UNIQUE (id))
+    WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+ALTER TABLE ready ALTER body SET STORAGE EXTERNAL;
+CREATE INDEX ready_expires ON ready (expires_us) WHERE expires_us IS NOT NULL;
+CREATE INDEX ready_batch ON ready (batch) WHERE batch IS NOT NULL;
+
+CREATE TABLE scheduled OF job (PRIMARY KEY (queue, due_us, seq), UNIQUE (id));
+ALTER TABLE scheduled ALTER body SET STORAGE EXTERNAL;
+CREATE INDEX scheduled_due ON scheduled (due_us);
+CREATE INDEX scheduled_expires ON scheduled (expires_us) WHERE expires_us IS NOT NULL;
+CREATE INDEX scheduled_batch ON scheduled (batch) WHERE batch IS NOT NULL;
+
+-- Jobs that a rule keeps back are set aside here, with their places, so that no lease walks over them.
+CREATE TABLE held OF job (PRIMARY KEY (queue, hold_scope, hold_name, rank, pos), UNIQUE (id));
+ALTER TABLE held ALTER body SET STORAGE EXTERNAL;
+CREATE INDEX held_expires ON held (expires_us) WHERE expires_us IS NOT NULL;
+CREATE INDEX held_batch ON held (batch) WHERE batch IS NOT NULL;
+
+-- No index on until_us: a renewal then touches no index at all, and those that run are few.
+CREATE TABLE running OF job (PRIMARY KEY (fence), UNIQUE (id))
+    WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+ALTER TABLE running ALTER body SET STORAGE EXTERNAL;
+CREATE INDEX running_batch ON running (batch) WHERE batch IS NOT NULL;
+
+CREATE TABLE archive OF job (PRIMARY KEY (seq), UNIQUE (id));
+CREATE INDEX archive_keep ON archive (keep_us);
+CREATE INDEX archive_shelf ON archive (queue, state, ended_us, seq);
+
+CREATE VIEW waiting AS
+    SELECT * FROM ready UNION ALL SELECT * FROM scheduled UNION ALL SELECT * FROM held;
+
+CREATE VIEW live AS
+    SELECT false AS running, waiting.* FROM waiting UNION ALL SELECT true, running.* FROM running;
+
+CREATE VIEW every_job AS
+    SELECT 'ready' AS stands, waiting.* FROM waiting UNION ALL
+    SELECT 'running', running.* FROM running UNION ALL
+    SELECT archive.state, archive.* FROM archive;
+
+-- They only ever move one way, and unlike rows nobody waits for them.
+CREATE SEQUENCE back AS bigint;
+CREATE SEQUENCE front AS bigint INCREMENT -1;
+CREATE SEQUENCE fence AS bigint;
+
+-- Ids that callers chose: while their jobs live (until_us is NULL) and for a day after that.
+CREATE TABLE known (id text COLLATE "C" PRIMARY KEY, until_us bigint);
+CREATE INDEX known_until ON known (until_us) WHERE until_us IS NOT NULL;
+
+-- The tokens of puts, for a day.
+CREATE TABLE token (token text COLLATE "C" PRIMARY KEY, until_us bigint NOT NULL);
+CREATE INDEX token_until ON token (until_us);
+
+CREATE TABLE unique_key (key text COLLATE "C" PRIMARY KEY, id text NOT NULL);
+
+CREATE TABLE rule (kind text COLLATE "C", scope text COLLATE "C", name text COLLATE "C", n integer NOT NULL, PRIMARY KEY (kind, scope, name));
+
+CREATE TABLE batch (
+    id          text    COLLATE "C" PRIMARY KEY,
+    body        text    NOT NULL,
+    calls       jsonb   NOT NULL,               -- what to put on_failed, on_succeeded and on_finished
+    sealed      boolean NOT NULL DEFAULT false,
+    live        integer NOT NULL DEFAULT 0,
+    done        integer NOT NULL DEFAULT 0,
+    dead        integer NOT NULL DEFAULT 0,
+    cancelled   integer NOT NULL DEFAULT 0,
+    linger_us   bigint  NOT NULL,
+    created_us  bigint  NOT NULL,
+    open_us     bigint  NOT NULL,               -- until when an unsealed batch is kept
+    finished_us bigint,
+    keep_us     bigint,
+    parent      text    COLLATE "C",
+    member      integer NOT NULL
+);
+CREATE INDEX batch_parent ON batch (parent, member) WHERE parent IS NOT NULL;
+CREATE INDEX batch_keep ON batch (keep_us) WHERE keep_us IS NOT NULL;
+CREATE INDEX batch_open ON batch (open_us) WHERE NOT sealed;
+
+-- Members that have ended; the live ones are found through the indexes on batch and parent.
+CREATE TABLE member (
+    batch  text    COLLATE "C" NOT NULL,
+    member integer NOT NULL,
+    id     text    COLLATE "C" NOT NULL,
+    state  text    NOT NULL,
+    result bytea,
+    reason text,
+    PRIMARY KEY (batch, member, id)
+);
+
+CREATE TABLE schedule (
+    name    text    COLLATE "C" PRIMARY KEY,
+    body    text    NOT NULL,
+    timing  text    NOT NULL,
+    next_us bigint  NOT NULL,
+    last_us bigint,
+    paused  boolean NOT NULL DEFAULT false
+);
+
+-- What has come and gone per queue: jobs that are there = put - deleted.  Rows are only added, so that
+-- workers do not wait for one another, and a sweep adds them up.
+CREATE TABLE tally (queue text COLLATE "C" NOT NULL, put bigint NOT NULL, deleted bigint NOT NULL);
+CREATE INDEX tally_queue ON tally (queue);
+
+-- Which migrations this schema has.
+CREATE TABLE migration (number integer PRIMARY KEY, installed_at timestamptz NOT NULL DEFAULT now());

@@ -1,0 +1,1090 @@
+-- The verbs of the PostgreSQL engine: each is one statement for the client, hence one round trip and one commit.
+--
+-- Those that clients call come last, and carry their search_path with them; the others are parts of theirs.
+-- The time is an argument, so that tests can move it: NULL means the server's own clock.
+
+-- What all steps of one call have in common.
+CREATE TYPE terms AS (
+    now_us       bigint,
+    dead_us      bigint,  -- how long dead jobs are kept if nobody says so
+    cancelled_us bigint
+);
+
+CREATE FUNCTION moment(at bigint) RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT coalesce(at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
+$$;
+
+-- Wake those who wait for this queue, or for any if it is ''.  For rare events only, because commits with
+-- a notification wait for one another; what clients know to be news they tell themselves.
+CREATE FUNCTION wake(queue text) RETURNS void LANGUAGE sql VOLATILE AS $$
+    SELECT pg_notify('skep:' || current_schema(), queue)
+$$;
+
+-- The history of a job with one more event; the newest hundred are kept.
+CREATE FUNCTION told(j job, now_us bigint, kind text, note text DEFAULT '') RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+    events jsonb := coalesce(j.history, '[]') || jsonb_build_array(
+        jsonb_build_array(now_us, kind, j.attempts, j.fence, coalesce(j.holder, ''), note));
+BEGIN
+    RETURN CASE WHEN jsonb_array_length(events) > 100 THEN events - 0 ELSE events END;
+END $$;
+
+-- --- places ---------------------------------------------------------------------------------
+
+-- Put a job where it waits: in line, or among the scheduled.
+CREATE FUNCTION place(t terms, j job) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    j.until_us := NULL;
+    j.holder := NULL;
+    j.cancel := NULL;
+    j.hold_scope := NULL;
+    j.hold_name := NULL;
+    IF j.due_us > t.now_us THEN
+        INSERT INTO scheduled VALUES (j.*);
+    ELSE
+        INSERT INTO ready VALUES (j.*);
+    END IF;
+END $$;
+
+-- Take a waiting job out of wherever it waits; a row of NULLs if it does not.
+CREATE FUNCTION unplace(job_id text) RETURNS job LANGUAGE plpgsql AS $$
+DECLARE
+    j job;
+BEGIN
+    DELETE FROM ready WHERE id = job_id RETURNING * INTO j;
+    IF NOT FOUND THEN
+        DELETE FROM scheduled WHERE id = job_id RETURNING * INTO j;
+        IF NOT FOUND THEN
+            DELETE FROM held WHERE id = job_id RETURNING * INTO j;
+        END IF;
+    END IF;
+    RETURN j;
+END $$;
+
+-- Those whose time has come join the back of their line, in the order of their times.
+CREATE FUNCTION promote(t terms, of_queue text, most integer) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    j job;
+    n integer := 0;
+BEGIN
+    FOR j IN
+        WITH due AS (
+            DELETE FROM scheduled WHERE ctid = ANY (ARRAY(
+                SELECT ctid FROM scheduled WHERE queue = of_queue AND due_us <= t.now_us
+                 ORDER BY due_us, seq LIMIT most FOR UPDATE SKIP LOCKED))
+            RETURNING *)
+        SELECT * FROM due ORDER BY due_us, seq
+    LOOP
+        j.pos := nextval('back');
+        INSERT INTO ready VALUES (j.*);
+        n := n + 1;
+    END LOOP;
+    RETURN n;
+END $$;
+
+-- --- jobs come in ---------------------------------------------------------------------------
+
+-- A job as a producer describes it, with the times that follow from now.
+CREATE FUNCTION drafted(d jsonb, now_us bigint) RETURNS job LANGUAGE plpgsql AS $$
+DECLARE
+    j job;
+BEGIN
+    j.put_us := now_us;
+    j.due_us := coalesce((d->>'due_us')::bigint, now_us + coalesce((d->>'delay_us')::bigint, 0));
+    j.expires_us := least((d->>'expires_us')::bigint, now_us + (d->>'expires_in_us')::bigint);
+    j.rank := -coalesce((d->>'priority')::smallint, 0);
+    j.max_crashes := coalesce((d->>'max_crashes')::smallint, 3);
+    j.attempts := 0;
+    j.failures := 0;
+    j.crashes := 0;
+    j.queue := coalesce(d->>'queue', 'default');
+    j.id := d->>'id';
+    j.task := d->>'task';
+    j.body := decode(d->>'body', 'base64');
+    j.chosen := nullif((d->>'chosen')::boolean, false);
+    j.unique_key := d->>'unique';
+    j.unique_until := CASE WHEN d->>'unique' IS NOT NULL THEN coalesce(d->>'unique_until', 'ended') END;
+    j.limit_key := d->>'key';
+    j.batch := d->>'batch';
+    j.member := coalesce((d->>'member')::integer, 0);
+    RETURN j;
+END $$;
+
+-- Is the id taken: by a job that is there, or by one that was chosen less than a day ago?
+CREATE FUNCTION used(job_id text, now_us bigint) RETURNS boolean LANGUAGE sql AS $$
+    SELECT EXISTS (SELECT FROM ready     WHERE id = job_id)
+        OR EXISTS (SELECT FROM running   WHERE id = job_id)
+        OR EXISTS (SELECT FROM scheduled WHERE id = job_id)
+        OR EXISTS (SELECT FROM held      WHERE id = job_id)
+        OR EXISTS (SELECT FROM archive   WHERE id = job_id)
+        OR EXISTS (SELECT FROM known     WHERE id = job_id AND (until_us IS NULL OR until_us > now_us))
+$$;
+
+-- Those of these ids, just put in line, that are taken elsewhere.
+CREATE FUNCTION used_elsewhere(ids text[], now_us bigint) RETURNS text[] LANGUAGE sql AS $$
+    SELECT array_agg(id) FROM (
+        SELECT id FROM running   WHERE id = ANY (ids) UNION ALL
+        SELECT id FROM scheduled WHERE id = ANY (ids) UNION ALL
+        SELECT id FROM held      WHERE id = ANY (ids) UNION ALL
+        SELECT id FROM archive   WHERE id = ANY (ids) UNION ALL
+        SELECT id FROM known     WHERE id = ANY (ids) AND (until_us IS NULL OR until_us > now_us)) AS taken
+$$;
+
+-- Lock the batch that a new job names, and say whether it counts there.  Nobody adds to a batch from outside
+-- that is sealed or not there; what is emitted is then a plain job.
+CREATE FUNCTION joins(of_batch text, emitted boolean) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    b batch;
+BEGIN
+    SELECT * INTO b FROM batch WHERE id = of_batch FOR UPDATE;
+    IF NOT emitted AND b.id IS NULL THEN
+        RAISE EXCEPTION USING errcode = 'SK001', message = 'unknown batch', detail = of_batch;
+    ELSIF NOT emitted AND b.sealed THEN
+        RAISE EXCEPTION USING errcode = 'SK002', message = 'sealed batch', detail = of_batch;
+    END IF;
+    RETURN b.id IS NOT NULL AND b.finished_us IS NULL;
+END $$;
+
+-- Put one job (T1).  NULL if it was created, else the id of the job in its place.
+CREATE FUNCTION add_job(t terms, j job, emitted boolean) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    other text;
+BEGIN
+    IF used(j.id, t.now_us) THEN
+        RETURN j.id;
+    END IF;
+    WHILE j.unique_key IS NOT NULL LOOP
+        INSERT INTO unique_key VALUES (j.unique_key, j.id) ON CONFLICT DO NOTHING;
+        EXIT WHEN FOUND;
+        SELECT id INTO other FROM unique_key WHERE key = j.unique_key;
+        IF FOUND THEN  -- else it was freed in this moment
+            RETURN other;
+        END IF;
+    END LOOP;
+    IF j.chosen THEN  -- of two that put the same id at once, the second waits here for the first
+        INSERT INTO known VALUES (j.id, NULL)
+        ON CONFLICT (id) DO UPDATE SET until_us = NULL WHERE known.until_us <= t.now_us;
+        IF NOT FOUND THEN
+            DELETE FROM unique_key WHERE key = j.unique_key AND id = j.id;
+            RETURN j.id;
+        END IF;
+    END IF;
+    IF j.batch IS NOT NULL THEN
+        IF joins(j.batch, emitted) THEN
+            UPDATE batch SET live = live + 1 WHERE id = j.batch;
+        ELSE
+            j.stepped := true;
+        END IF;
+    END IF;
+    j.seq := nextval('back');
+    j.pos := j.seq;
+    PERFORM place(t, j);
+    INSERT INTO tally VALUES (j.queue, 1, 0);
+    RETURN NULL;
+END $$;
+
+-- Put what follows from a step; what is already there is left out.
+CREATE FUNCTION emit(t terms, drafts jsonb) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    d jsonb;
+BEGIN
+    FOR d IN SELECT jsonb_array_elements(drafts) LOOP
+        PERFORM add_job(t, drafted(d, t.now_us), true);
+    END LOOP;
+END $$;
+
+-- Refuse, after the fact, what makes more jobs wait than a cap allows: whoever raises is rolled back.
+-- The lock on the rule makes those who put at the same time wait and count one another.
+CREATE FUNCTION check_room(queues text[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    r rule;
+    n bigint;
+BEGIN
+    FOR r IN SELECT * FROM rule WHERE kind = 'cap' AND name = ANY (queues) ORDER BY name FOR UPDATE LOOP
+        SELECT count(*) INTO n FROM (SELECT FROM waiting WHERE queue = r.name LIMIT r.n + 1) AS few;
+        IF n > r.n THEN
+            RAISE EXCEPTION USING errcode = 'SK003', message = 'queue full',
+                detail = jsonb_build_object('queue', r.name, 'limit', r.n)::text;
+        END IF;
+    END LOOP;
+END $$;
+
+-- --- jobs end -------------------------------------------------------------------------------
+
+CREATE FUNCTION step_batch(t terms, of_batch text, of_member integer, member_id text, became text, gave bytea, why text)
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    b batch;
+BEGIN
+    UPDATE batch SET live = live - 1, done = done + (became = 'done')::integer,
+                     dead = dead + (became = 'dead')::integer, cancelled = cancelled + (became = 'cancelled')::integer
+     WHERE id = of_batch RETURNING * INTO b;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    INSERT INTO member VALUES (of_batch, of_member, member_id, became, gave, why);
+    IF became <> 'done' AND b.dead + b.cancelled = 1 THEN
+        PERFORM call_back(t, b, 'on_failed');
+    END IF;
+    IF b.sealed AND b.live = 0 THEN
+        PERFORM finish_batch(t, b);
+    END IF;
+END $$;
+
+CREATE FUNCTION open_batch(t terms, b jsonb) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO batch (id, body, calls, linger_us, created_us, open_us, parent, member)
+    VALUES (b->>'id', b->>'body', b->'calls', (b->>'linger_us')::bigint, t.now_us, t.now_us + (b->>'open_us')::bigint,
+            b->>'parent', (b->>'member')::integer)
+    ON CONFLICT DO NOTHING;
+    IF FOUND AND b->>'parent' IS NOT NULL AND joins(b->>'parent', false) THEN
+        UPDATE batch SET live = live + 1 WHERE id = b->>'parent';
+    END IF;
+END $$;
+
+CREATE FUNCTION seal_batch(t terms, of_batch text) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    b batch;
+BEGIN
+    SELECT * INTO b FROM batch WHERE id = of_batch FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING errcode = 'SK001', message = 'unknown batch', detail = of_batch;
+    ELSIF b.sealed THEN
+        RETURN false;
+    END IF;
+    UPDATE batch SET sealed = true WHERE id = of_batch;
+    IF b.live = 0 THEN
+        PERFORM finish_batch(t, b);
+    END IF;
+    RETURN true;
+END $$;
+
+CREATE FUNCTION call_back(t terms, b batch, what text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF b.calls ? what THEN
+        PERFORM add_job(t, drafted(b.calls->what, t.now_us), true);
+        PERFORM wake(b.calls->what->>'queue');
+    END IF;
+END $$;
+
+CREATE FUNCTION finish_batch(t terms, b batch) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE batch SET finished_us = t.now_us, keep_us = t.now_us + b.linger_us WHERE id = b.id;
+    IF b.dead + b.cancelled = 0 THEN
+        PERFORM call_back(t, b, 'on_succeeded');
+    END IF;
+    PERFORM call_back(t, b, 'on_finished');
+    IF b.parent IS NOT NULL THEN
+        PERFORM step_batch(t, b.parent, b.member, b.id, CASE WHEN b.dead + b.cancelled = 0 THEN 'done' ELSE 'dead' END,
+                           NULL, NULL);
+    END IF;
+    IF b.linger_us = 0 THEN
+        PERFORM remove_batch(t, b.id);
+    END IF;
+END $$;
+
+-- Its live members step nothing from here on, also if there is a batch of that name again.
+CREATE FUNCTION remove_batch(t terms, of_batch text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    b batch;
+BEGIN
+    DELETE FROM batch WHERE id = of_batch RETURNING * INTO b;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    DELETE FROM member WHERE batch = of_batch;
+    UPDATE ready     SET stepped = true WHERE batch = of_batch AND stepped IS NOT TRUE;
+    UPDATE scheduled SET stepped = true WHERE batch = of_batch AND stepped IS NOT TRUE;
+    UPDATE held      SET stepped = true WHERE batch = of_batch AND stepped IS NOT TRUE;
+    UPDATE running   SET stepped = true WHERE batch = of_batch AND stepped IS NOT TRUE;
+    IF b.finished_us IS NULL AND b.parent IS NOT NULL THEN
+        PERFORM step_batch(t, b.parent, b.member, b.id, 'cancelled', NULL, NULL);
+    END IF;
+END $$;
+
+-- End a job that is in no table any more, with all that follows.  It is kept for `keep`, or not at all if that is
+-- NULL or nothing.
+CREATE FUNCTION end_job(
+    t terms, j job, became text, keep bigint, why text DEFAULT NULL, what text DEFAULT NULL, gave bytea DEFAULT NULL
+) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF j.unique_key IS NOT NULL THEN
+        DELETE FROM unique_key WHERE key = j.unique_key AND id = j.id;
+    END IF;
+    IF j.chosen THEN
+        INSERT INTO known VALUES (j.id, t.now_us + 86400000000)
+        ON CONFLICT (id) DO UPDATE SET until_us = excluded.until_us;
+    END IF;
+    IF keep > 0 THEN
+        j.state := became;
+        j.ended_us := t.now_us;
+        j.keep_us := t.now_us + keep;
+        j.reason := why;
+        j.error := what;
+        j.result := gave;
+        j.until_us := NULL;
+        j.holder := NULL;
+        j.hold_scope := NULL;
+        j.hold_name := NULL;
+        INSERT INTO archive VALUES (j.*);
+    ELSE
+        INSERT INTO tally VALUES (j.queue, 0, 1);
+    END IF;
+    IF j.batch IS NOT NULL AND j.stepped IS NOT TRUE THEN
+        PERFORM step_batch(t, j.batch, j.member, j.id, became, gave, why);
+    END IF;
+END $$;
+
+CREATE FUNCTION expire(t terms, j job) RETURNS void LANGUAGE sql AS $$
+    SELECT end_job(t, j, 'dead', t.dead_us, 'expired')
+$$;
+
+-- End the waiting jobs that have expired (T11), of one queue or (NULL) of all.
+CREATE FUNCTION expire_some(t terms, of_queue text, most integer) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    job_id text;
+    j job;
+    n integer := 0;
+BEGIN
+    FOR job_id IN
+        SELECT id FROM waiting WHERE expires_us <= t.now_us AND (of_queue IS NULL OR queue = of_queue)
+         ORDER BY seq LIMIT most
+    LOOP
+        j := unplace(job_id);
+        IF j.id IS NOT NULL THEN
+            PERFORM expire(t, j);
+            n := n + 1;
+        END IF;
+    END LOOP;
+    RETURN n;
+END $$;
+
+-- --- leases end -----------------------------------------------------------------------------
+
+-- Jobs stand before all others of their priority, in this order.
+CREATE FUNCTION to_front(t terms, jobs job[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    j job;
+BEGIN
+    FOR n IN REVERSE cardinality(jobs)..1 LOOP
+        j := jobs[n];
+        j.pos := nextval('front');
+        PERFORM place(t, j);
+    END LOOP;
+END $$;
+
+-- One running job, locked by the caller, and the outcome of its run.  Gives whether that was accepted, and the
+-- job if it is yet to be placed at the front.
+CREATE FUNCTION settle_one(t terms, INOUT j job, o jsonb, OUT accepted boolean, OUT front boolean)
+LANGUAGE plpgsql AS $$
+DECLARE
+    kind text := coalesce(o->>'kind', 'done');
+    error text := o->>'error';
+BEGIN
+    accepted := true;
+    front := false;
+    IF kind = 'cancelled' AND j.cancel IS NOT TRUE THEN
+        accepted := false;
+        RETURN;
+    END IF;
+    IF o ? 'emit' THEN
+        DELETE FROM unique_key WHERE key = j.unique_key AND id = j.id;  -- it may hand its own key on
+        PERFORM emit(t, o->'emit');
+    END IF;
+    DELETE FROM running WHERE running.fence = j.fence RETURNING * INTO j;  -- its batch may just have been removed
+    CASE
+        WHEN kind = 'done' THEN
+            PERFORM end_job(t, j, 'done', (o->>'keep_us')::bigint, NULL, NULL, decode(o->>'result', 'base64'));
+        WHEN kind = 'dead' THEN
+            j.failures := j.failures + 1;
+            PERFORM end_job(t, j, 'dead', coalesce((o->>'keep_us')::bigint, t.dead_us), o->>'reason', error);
+        WHEN kind = 'broken' THEN
+            PERFORM end_job(t, j, 'dead', t.dead_us, 'broken', error);
+        WHEN kind = 'cancelled' OR j.cancel THEN
+            PERFORM end_job(t, j, 'cancelled', t.cancelled_us, 'cancelled', error);
+        WHEN kind = 'retry' THEN
+            j.history := told(j, t.now_us, 'retried', o->>'note');
+            j.failures := j.failures + 1;
+            j.error := error;
+            j.due_us := t.now_us + (o->>'delay_us')::bigint;
+            IF o->>'queue' <> j.queue THEN
+                INSERT INTO tally VALUES (j.queue, 0, 1), (o->>'queue', 1, 0);
+                j.queue := o->>'queue';
+            END IF;
+            j.pos := nextval('back');
+            PERFORM place(t, j);
+        WHEN kind = 'snooze' THEN
+            j.history := told(j, t.now_us, 'snoozed');
+            j.attempts := j.attempts - 1;
+            j.error := NULL;
+            j.due_us := t.now_us + (o->>'delay_us')::bigint;
+            j.pos := nextval('back');
+            PERFORM place(t, j);
+        WHEN kind = 'release' THEN
+            j.history := told(j, t.now_us, 'released');
+            j.attempts := j.attempts - 1;
+            j.error := NULL;
+            j.due_us := t.now_us;
+            front := true;
+    END CASE;
+END $$;
+
+-- End leases (T4-T7, T10, T12); gives the numbers, from 1, of those that were no longer live.
+-- An outcome that is NULL, or no outcomes at all, means: done, and nothing to keep.
+CREATE FUNCTION settle_all(t terms, fences bigint[], ids text[], outcomes text[]) RETURNS integer[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    ended integer[];
+    lost integer[] := '{}';
+    released job[] := '{}';
+    j job;
+    step record;
+BEGIN
+    -- The common end in one statement: done, nothing to keep, nobody to tell.
+    WITH gone AS (
+        DELETE FROM running AS r USING unnest(fences, ids, outcomes) WITH ORDINALITY AS l (fence, id, outcome, n)
+         WHERE r.fence = l.fence AND r.id = l.id AND l.outcome IS NULL
+           AND r.chosen IS NULL AND r.unique_key IS NULL AND r.batch IS NULL
+        RETURNING l.n::integer AS n, r.queue),
+    counted AS (
+        INSERT INTO tally SELECT queue, 0, count(*) FROM gone GROUP BY queue)
+    SELECT array_agg(n) INTO ended FROM gone;
+    IF cardinality(ended) = cardinality(fences) THEN
+        RETURN lost;
+    END IF;
+    FOR n IN 1..cardinality(fences) LOOP
+        CONTINUE WHEN n = ANY (ended);
+        SELECT * INTO j FROM running WHERE fence = fences[n] AND id = ids[n] FOR UPDATE;
+        IF NOT FOUND THEN
+            lost := lost || n;
+            CONTINUE;
+        END IF;
+        step := settle_one(t, j, outcomes[n]::jsonb);
+        IF NOT step.accepted THEN
+            lost := lost || n;
+        ELSIF step.front THEN
+            released := released || step.j;
+        END IF;
+    END LOOP;
+    PERFORM to_front(t, released);
+    RETURN lost;
+END $$;
+
+-- Reap the leases that nobody renewed (T8), oldest first.
+CREATE FUNCTION reap(t terms, most integer) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    j job;
+    released job[] := '{}';
+    n integer := 0;
+BEGIN
+    FOR j IN
+        SELECT * FROM running WHERE until_us <= t.now_us ORDER BY fence LIMIT most FOR UPDATE SKIP LOCKED
+    LOOP
+        n := n + 1;
+        DELETE FROM running WHERE fence = j.fence RETURNING * INTO j;
+        j.crashes := j.crashes + 1;
+        IF j.cancel THEN
+            PERFORM end_job(t, j, 'cancelled', t.cancelled_us, 'cancelled');
+        ELSE
+            j.history := told(j, t.now_us, 'crashed');
+            IF j.crashes >= j.max_crashes THEN
+                PERFORM end_job(t, j, 'dead', t.dead_us, 'crashed');
+            ELSE
+                j.error := NULL;
+                j.due_us := t.now_us;
+                released := released || j;
+            END IF;
+        END IF;
+    END LOOP;
+    PERFORM to_front(t, released);
+    PERFORM wake(queue) FROM (SELECT DISTINCT queue FROM unnest(released)) AS them;
+    RETURN n;
+END $$;
+
+-- --- leases begin ---------------------------------------------------------------------------
+
+CREATE FUNCTION running_in(of_scope text, of_name text) RETURNS bigint LANGUAGE sql AS $$
+    SELECT count(*) FROM running
+     WHERE CASE of_scope WHEN 'queue' THEN queue WHEN 'task' THEN task ELSE limit_key END = of_name
+$$;
+
+-- Let those stand in line again, in their old places, that nothing keeps back any more.
+CREATE FUNCTION unhold(of_queue text, want integer) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    h record;
+    j job;
+    room bigint;
+BEGIN
+    FOR h IN SELECT DISTINCT hold_scope AS scope, hold_name AS name FROM held WHERE queue = of_queue LOOP
+        SELECT min(CASE WHEN r.kind IN ('pause', 'block') THEN 0 ELSE r.n - running_in(r.scope, r.name) END) INTO room
+          FROM rule r WHERE r.scope = h.scope AND r.name = h.name AND r.kind <> 'cap';
+        FOR j IN
+            WITH free AS (
+                DELETE FROM held WHERE ctid = ANY (ARRAY(
+                    SELECT ctid FROM held WHERE queue = of_queue AND hold_scope = h.scope AND hold_name = h.name
+                     ORDER BY rank, pos LIMIT greatest(0, least(want, room)) FOR UPDATE SKIP LOCKED))
+                RETURNING *)
+            SELECT * FROM free
+        LOOP
+            j.hold_scope := NULL;
+            j.hold_name := NULL;
+            INSERT INTO ready VALUES (j.*);
+        END LOOP;
+    END LOOP;
+END $$;
+
+-- What a client is told of a lease.
+CREATE TYPE leased AS (
+    id       text,
+    fence    bigint,
+    task     text,
+    queue    text,
+    body     bytea,
+    attempt  integer,
+    failures integer,
+    crashes  integer,
+    put_us   bigint,
+    batch    text,
+    rank     smallint,
+    pos      bigint
+);
+
+-- Lease from a queue for which there are rules: one by one.  All that is looked at leaves the line: it has expired,
+-- a rule holds it, or it is taken.  The locks on the limits make those who lease at the same time count one another.
+CREATE FUNCTION lease_ruled(t terms, of_queue text, want integer, until bigint, who text) RETURNS SETOF leased
+LANGUAGE plpgsql AS $$
+DECLARE
+    j job;
+    r rule;
+    seen integer;
+BEGIN
+    PERFORM FROM rule WHERE kind = 'limit' ORDER BY scope, name FOR UPDATE;
+    PERFORM unhold(of_queue, want);
+    WHILE want > 0 LOOP
+        seen := 0;
+        FOR j IN
+            WITH gone AS (
+                DELETE FROM ready WHERE ctid = ANY (ARRAY(
+                    SELECT ctid FROM ready WHERE queue = of_queue
+                     ORDER BY rank, pos LIMIT want FOR UPDATE SKIP LOCKED))
+                RETURNING *)
+            SELECT * FROM gone ORDER BY rank, pos
+        LOOP
+            seen := seen + 1;
+            IF j.expires_us <= t.now_us THEN
+                PERFORM expire(t, j);
+                CONTINUE;
+            END IF;
+            SELECT * INTO r FROM rule
+             WHERE kind <> 'cap' AND name = CASE scope WHEN 'queue' THEN j.queue WHEN 'task' THEN j.task ELSE j.limit_key END
+               AND (kind <> 'limit' OR running_in(scope, name) >= n)
+             ORDER BY kind, scope LIMIT 1;
+            IF FOUND THEN
+                j.hold_scope := r.scope;
+                j.hold_name := r.name;
+                INSERT INTO held VALUES (j.*);
+                CONTINUE;
+            END IF;
+            want := want - 1;
+            j.fence := nextval('fence');
+            j.attempts := j.attempts + 1;
+            j.started_us := t.now_us;
+            j.until_us := until;
+            j.holder := who;
+            INSERT INTO running VALUES (j.*);
+            RETURN NEXT (j.id, j.fence, j.task, j.queue, j.body, j.attempts, j.failures, j.crashes, j.put_us, j.batch,
+                         j.rank, j.pos)::leased;
+        END LOOP;
+        EXIT WHEN seen = 0;
+    END LOOP;
+END $$;
+
+-- Lease the next jobs of a queue (T2).
+--
+-- (from_rank, from_pos) is a floor: what stands between the front and there has been taken, as far as the client
+-- knows, so that the claim need not walk over index entries of rows that are gone and not yet vacuumed.  Higher
+-- priorities and the front are looked at all the same.  Whoever comes back short looks again without a floor.
+CREATE FUNCTION lease_some(
+    t terms, of_queue text, want integer, until bigint, who text, from_rank smallint, from_pos bigint
+) RETURNS SETOF leased LANGUAGE plpgsql AS $$
+DECLARE
+    places tid[] := '{}';
+BEGIN
+    IF EXISTS (SELECT FROM scheduled WHERE queue = of_queue AND due_us <= t.now_us) THEN
+        PERFORM promote(t, of_queue, 1000);
+    END IF;
+    IF EXISTS (SELECT FROM rule WHERE kind <> 'cap') OR EXISTS (SELECT FROM held WHERE queue = of_queue) THEN
+        RETURN QUERY SELECT * FROM lease_ruled(t, of_queue, want, until, who);
+        RETURN;
+    END IF;
+    IF EXISTS (SELECT FROM ready WHERE expires_us <= t.now_us) THEN
+        PERFORM expire_some(t, of_queue, 1000);
+    END IF;
+    IF from_pos IS NOT NULL THEN
+        places := ARRAY(SELECT ctid FROM ready WHERE queue = of_queue AND (rank, pos) < (from_rank, 1::bigint)
+                         ORDER BY rank, pos LIMIT want FOR UPDATE SKIP LOCKED);
+        places := places || ARRAY(
+            SELECT ctid FROM ready WHERE queue = of_queue AND (rank, pos) >= (from_rank, from_pos)
+             ORDER BY rank, pos LIMIT want - cardinality(places) FOR UPDATE SKIP LOCKED);
+    END IF;
+    IF cardinality(places) < want THEN
+        places := ARRAY(SELECT ctid FROM ready WHERE queue = of_queue
+                         ORDER BY rank, pos LIMIT want FOR UPDATE SKIP LOCKED);
+    END IF;
+    RETURN QUERY
+        WITH taken AS (DELETE FROM ready WHERE ctid = ANY (places) RETURNING *),
+        started AS (
+            INSERT INTO running (
+                seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
+                queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
+                progress, log, history, until_us, holder)
+            SELECT seq, pos, put_us, due_us, expires_us, nextval('fence'), t.now_us, rank, max_crashes, attempts + 1,
+                   failures, crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member,
+                   stepped, error, progress, log, history, until, who
+              FROM (SELECT * FROM taken ORDER BY rank, pos) AS line
+            RETURNING *)
+        SELECT s.id, s.fence, s.task, s.queue, s.body, s.attempts, s.failures, s.crashes, s.put_us, s.batch, s.rank, s.pos
+          FROM started AS s ORDER BY s.fence;
+END $$;
+
+-- A key that is held only until its job starts.
+CREATE FUNCTION free_started_keys(since_fence bigint) RETURNS void LANGUAGE sql AS $$
+    DELETE FROM unique_key AS k USING running AS r
+     WHERE r.fence > since_fence AND r.unique_until = 'started' AND k.key = r.unique_key AND k.id = r.id
+$$;
+
+-- --- what clients call ----------------------------------------------------------------------
+
+-- Put jobs (T1), all plain ones in arrays, or any as drafts; open a batch before and seal it after that.
+-- Gives the numbers, from 1, of those that were not created, each with the id of the job in its place.
+CREATE FUNCTION put(
+    at bigint, ids text[], tasks text[], queues text[], priorities smallint[], max_crashes smallint[], bodies bytea[],
+    drafts jsonb, new_token text, new_batch jsonb, seal_it boolean, dead_us bigint, cancelled_us bigint
+) RETURNS TABLE (n integer, there text) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+    t terms := (moment(at), dead_us, cancelled_us);
+    made text[];
+    elsewhere text[];
+    fresh text[] := '{}';  -- the queues that have got something
+    d record;
+BEGIN
+    IF new_token IS NOT NULL THEN
+        INSERT INTO token VALUES (new_token, t.now_us + 86400000000)
+        ON CONFLICT (token) DO UPDATE SET until_us = excluded.until_us WHERE token.until_us <= t.now_us;
+        IF NOT FOUND THEN
+            RETURN QUERY SELECT i::integer, id FROM unnest(ids) WITH ORDINALITY AS all_ids (id, i);
+            RETURN;
+        END IF;
+    END IF;
+    IF new_batch IS NOT NULL THEN
+        PERFORM open_batch(t, new_batch);
+    END IF;
+    IF drafts IS NULL THEN
+        WITH added AS (
+            INSERT INTO ready (seq, pos, put_us, due_us, rank, max_crashes, attempts, failures, crashes, queue, id, task, body,
+                               member)
+            SELECT place, place, t.now_us, t.now_us, -priority, most, 0, 0, 0, queue, id, task, body, 0
+              FROM (SELECT nextval('back') AS place, *
+                      FROM unnest(ids, tasks, queues, priorities, max_crashes, bodies)
+                        AS j (id, task, queue, priority, most, body)) AS j
+                ON CONFLICT (id) DO NOTHING
+            RETURNING id, queue),
+        counted AS (INSERT INTO tally SELECT queue, count(*), 0 FROM added GROUP BY queue)
+        SELECT array_agg(id), array_agg(DISTINCT queue) INTO made, fresh FROM added;
+        -- Only now, with what has been committed meanwhile: somebody may have put the same jobs at the same time.
+        elsewhere := used_elsewhere(made, t.now_us);
+        IF elsewhere IS NOT NULL THEN
+            WITH taken_back AS (DELETE FROM ready WHERE id = ANY (elsewhere) RETURNING queue)
+            INSERT INTO tally SELECT queue, -count(*), 0 FROM taken_back GROUP BY queue;
+        END IF;
+        IF elsewhere IS NOT NULL OR made IS NULL OR cardinality(made) < cardinality(ids) THEN
+            RETURN QUERY
+                SELECT i::integer, id FROM (
+                    SELECT id, i, row_number() OVER (PARTITION BY id ORDER BY i) AS nth
+                      FROM unnest(ids) WITH ORDINALITY AS all_ids (id, i)) AS numbered
+                 WHERE nth > 1 OR made IS NULL OR id <> ALL (made) OR id = ANY (elsewhere)
+                 ORDER BY i;
+        END IF;
+    ELSE
+        FOR d IN SELECT i, drafted(draft, t.now_us) AS j FROM jsonb_array_elements(drafts) WITH ORDINALITY AS all_drafts (draft, i)
+        LOOP
+            there := add_job(t, d.j, false);
+            IF there IS NOT NULL THEN
+                n := d.i;
+                RETURN NEXT;
+            ELSIF (d.j).queue <> ALL (fresh) THEN
+                fresh := fresh || (d.j).queue;
+            END IF;
+        END LOOP;
+    END IF;
+    PERFORM check_room(fresh);
+    IF new_batch IS NOT NULL AND seal_it THEN
+        PERFORM seal_batch(t, new_batch->>'id');
+    END IF;
+END $$;
+
+CREATE FUNCTION seal(at bigint, of_batch text, dead_us bigint, cancelled_us bigint) RETURNS boolean
+LANGUAGE sql SET search_path FROM CURRENT AS $$
+    SELECT seal_batch((moment(at), dead_us, cancelled_us)::terms, of_batch)
+$$;
+
+-- End leases and take the next jobs.  Wants are queues, numbers and floors, in arrays; `most` bounds them all.
+-- Rows without an id are news of their own: the first has the time in `put_us`, the others in `fence` the
+-- numbers, from 1, of the leases that were no longer live.
+CREATE FUNCTION exchange(
+    at bigint, fences bigint[], ids text[], outcomes text[], queues text[], wants integer[], from_ranks smallint[],
+    from_places bigint[], most integer, span_us bigint, who text, dead_us bigint, cancelled_us bigint
+) RETURNS SETOF leased LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    t terms := (moment(at), dead_us, cancelled_us);
+    want integer;
+    got integer;
+    since_fence bigint;
+BEGIN
+    RETURN NEXT (NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, t.now_us, NULL, NULL, NULL)::leased;
+    IF fences IS NOT NULL THEN
+        RETURN QUERY SELECT NULL::text, n::bigint, NULL::text, NULL::text, NULL::bytea, NULL::integer, NULL::integer,
+                            NULL::integer, NULL::bigint, NULL::text, NULL::smallint, NULL::bigint
+                       FROM unnest(settle_all(t, fences, ids, outcomes)) AS n;
+    END IF;
+    FOR n IN 1..coalesce(cardinality(queues), 0) LOOP
+        want := least(wants[n], most);
+        CONTINUE WHEN want <= 0;
+        since_fence := coalesce(since_fence, (SELECT last_value FROM fence));
+        RETURN QUERY SELECT * FROM lease_some(
+            t, queues[n], want, t.now_us + span_us, who, from_ranks[n], from_places[n]);
+        GET DIAGNOSTICS got = ROW_COUNT;
+        most := most - got;
+    END LOOP;
+    IF since_fence IS NOT NULL AND EXISTS (SELECT FROM unique_key) THEN
+        PERFORM free_started_keys(since_fence - 1);
+    END IF;
+END $$;
+
+-- Make each live lease end a span from now (T3).  Gives the numbers, from 1, of those that live, with their new
+-- ends and whether they should stop.
+CREATE FUNCTION renew(at bigint, fences bigint[], ids text[], span_us bigint)
+RETURNS TABLE (n integer, new_end bigint, asked boolean) LANGUAGE sql SET search_path FROM CURRENT AS $$
+    WITH clock AS (SELECT moment(at) AS now_us)
+    UPDATE running AS r SET until_us = clock.now_us + span_us
+      FROM clock, unnest(fences, ids) WITH ORDINALITY AS l (fence, id, n)
+     WHERE r.fence = l.fence AND r.id = l.id AND r.until_us > clock.now_us
+    RETURNING l.n::integer, r.until_us, coalesce(r.cancel, false)
+$$;
+
+-- Record progress and log lines of running jobs; each note is {fence, id, progress, lines}.
+CREATE FUNCTION note(notes jsonb) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    d jsonb;
+    lines text[];
+BEGIN
+    FOR d IN SELECT jsonb_array_elements(notes) LOOP
+        SELECT coalesce(log, '{}') || ARRAY(SELECT jsonb_array_elements_text(d->'lines')) INTO lines
+          FROM running WHERE fence = (d->>'fence')::bigint AND id = d->>'id' FOR UPDATE;
+        CONTINUE WHEN NOT FOUND;
+        UPDATE running SET progress = coalesce(d->>'progress', progress),
+                           log = nullif(lines[greatest(1, cardinality(lines) - 99):], '{}')
+         WHERE fence = (d->>'fence')::bigint;
+    END LOOP;
+END $$;
+
+-- Do what time asks for; each kind of work at most `most` times.
+CREATE FUNCTION sweep(at bigint, most integer, dead_us bigint, cancelled_us bigint, dead_max bigint)
+RETURNS TABLE (promoted integer, reaped integer, expired integer, removed integer, now_us bigint, next_us bigint)
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
+DECLARE
+    t terms := (moment(at), dead_us, cancelled_us);
+    moved integer;
+    q text;
+    b text;
+BEGIN
+    promoted := 0;
+    FOR q IN SELECT DISTINCT queue FROM scheduled WHERE due_us <= t.now_us LOOP
+        moved := promote(t, q, most - promoted);
+        IF moved > 0 THEN
+            PERFORM wake(q);
+        END IF;
+        promoted := promoted + moved;
+    END LOOP;
+    reaped := reap(t, most);
+    expired := expire_some(t, NULL, most);
+    removed := forget_jobs(t, most, dead_max);
+    DELETE FROM known WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM known WHERE until_us <= t.now_us LIMIT most FOR UPDATE SKIP LOCKED));
+    DELETE FROM token WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM token WHERE until_us <= t.now_us LIMIT most FOR UPDATE SKIP LOCKED));
+    FOR b IN
+        SELECT id FROM batch WHERE keep_us <= t.now_us OR (NOT sealed AND open_us <= t.now_us)
+         LIMIT most FOR UPDATE SKIP LOCKED
+    LOOP
+        PERFORM remove_batch(t, b);
+    END LOOP;
+    PERFORM add_up();
+    now_us := t.now_us;
+    next_us := least(
+        (SELECT min(s.due_us) FROM scheduled s WHERE s.due_us > t.now_us),
+        (SELECT min(r.until_us) FROM running r WHERE r.until_us > t.now_us),
+        (SELECT min(s.next_us) FROM schedule s WHERE NOT s.paused AND s.next_us > t.now_us));
+    RETURN NEXT;
+END $$;
+
+-- Forget what is past its keeping, and the oldest of shelves that hold more dead jobs than they may.
+CREATE FUNCTION forget_jobs(t terms, most integer, dead_max bigint) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    old bigint[] := ARRAY(SELECT seq FROM archive WHERE keep_us <= t.now_us ORDER BY keep_us LIMIT most);
+    s record;
+    n integer;
+BEGIN
+    IF dead_max IS NOT NULL THEN
+        FOR s IN SELECT queue, count(*) - dead_max AS over FROM archive WHERE state = 'dead'
+                  GROUP BY queue HAVING count(*) > dead_max LOOP
+            old := old || ARRAY(SELECT seq FROM archive WHERE queue = s.queue AND state = 'dead'
+                                 ORDER BY ended_us, seq LIMIT least(most, s.over));
+        END LOOP;
+    END IF;
+    IF old = '{}' THEN
+        RETURN 0;
+    END IF;
+    WITH gone AS (DELETE FROM archive WHERE seq = ANY (old) RETURNING queue),
+    counted AS (INSERT INTO tally SELECT queue, 0, count(*) FROM gone GROUP BY queue)
+    SELECT count(*) INTO n FROM gone;
+    RETURN n;
+END $$;
+
+-- Make one row of the many that a queue has in the tally; whoever else is at it is left alone.
+CREATE FUNCTION add_up() RETURNS void LANGUAGE sql AS $$
+    WITH gone AS (
+        DELETE FROM tally WHERE ctid = ANY (ARRAY(SELECT ctid FROM tally LIMIT 10000 FOR UPDATE SKIP LOCKED))
+        RETURNING *)
+    INSERT INTO tally SELECT queue, sum(put), sum(deleted) FROM gone GROUP BY queue
+$$;
+
+-- --- an operator's hand ---------------------------------------------------------------------
+
+-- End waiting jobs at once and ask for running ones to be stopped (T9); gives the numbers of those that were there.
+CREATE FUNCTION cancel(at bigint, ids text[], dead_us bigint, cancelled_us bigint) RETURNS SETOF integer
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    t terms := (moment(at), dead_us, cancelled_us);
+    j job;
+BEGIN
+    FOR n IN 1..cardinality(ids) LOOP
+        FOR turn IN 1..2 LOOP  -- while we looked it may have moved to where we had looked before
+            j := unplace(ids[n]);
+            IF j.id IS NOT NULL THEN
+                PERFORM end_job(t, j, 'cancelled', t.cancelled_us, 'cancelled');
+                RETURN NEXT n;
+                EXIT;
+            END IF;
+            SELECT * INTO j FROM running WHERE id = ids[n] FOR UPDATE;
+            IF FOUND THEN
+                IF j.cancel IS NOT TRUE THEN
+                    j.holder := NULL;
+                    UPDATE running SET cancel = true, history = told(j, t.now_us, 'cancel-requested') WHERE fence = j.fence;
+                END IF;
+                RETURN NEXT n;
+                EXIT;
+            END IF;
+        END LOOP;
+    END LOOP;
+END $$;
+
+-- Make a waiting job due at another time; false if it is not waiting.
+CREATE FUNCTION reschedule(at bigint, job_id text, new_due bigint) RETURNS boolean
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    t terms := (moment(at), 0, 0);
+    j job := unplace(job_id);
+BEGIN
+    IF j.id IS NULL THEN
+        RETURN false;
+    END IF;
+    j.history := told(j, t.now_us, 'rescheduled');
+    j.error := NULL;
+    j.due_us := new_due;
+    j.pos := nextval('back');
+    PERFORM place(t, j);
+    PERFORM wake(j.queue);
+    RETURN true;
+END $$;
+
+-- Give dead jobs a new life at the back of their queue (T13); gives the numbers of those.
+CREATE FUNCTION replay(at bigint, ids text[]) RETURNS SETOF integer LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    t terms := (moment(at), 0, 0);
+    j job;
+BEGIN
+    FOR n IN 1..cardinality(ids) LOOP
+        SELECT * INTO j FROM archive WHERE id = ids[n] AND state = 'dead' FOR UPDATE;
+        CONTINUE WHEN NOT FOUND;
+        IF j.unique_key IS NOT NULL THEN
+            INSERT INTO unique_key VALUES (j.unique_key, j.id) ON CONFLICT DO NOTHING;
+            CONTINUE WHEN NOT FOUND;
+        END IF;
+        DELETE FROM archive WHERE seq = j.seq;
+        j.history := told(j, t.now_us, 'replayed', 'was dead: ' || j.reason);
+        j.attempts := 0;
+        j.failures := 0;
+        j.crashes := 0;
+        j.expires_us := NULL;
+        j.started_us := NULL;
+        j.error := NULL;
+        j.progress := NULL;
+        j.log := NULL;
+        j.state := NULL;
+        j.ended_us := NULL;
+        j.keep_us := NULL;
+        j.reason := NULL;
+        j.result := NULL;
+        j.stepped := true;
+        j.due_us := t.now_us;
+        j.pos := nextval('back');
+        PERFORM place(t, j);
+        PERFORM wake(j.queue);
+        RETURN NEXT n;
+    END LOOP;
+END $$;
+
+-- Forget ended jobs (T14); gives the numbers of those.
+CREATE FUNCTION delete(ids text[]) RETURNS SETOF integer LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    q text;
+BEGIN
+    FOR n IN 1..cardinality(ids) LOOP
+        DELETE FROM archive WHERE id = ids[n] RETURNING queue INTO q;
+        CONTINUE WHEN NOT FOUND;
+        INSERT INTO tally VALUES (q, 0, 1);
+        RETURN NEXT n;
+    END LOOP;
+END $$;
+
+-- Forget a queue; gives how many jobs went.
+CREATE FUNCTION drop_queue(at bigint, of_queue text, dead_us bigint, cancelled_us bigint) RETURNS integer
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    t terms := (moment(at), dead_us, cancelled_us);
+    job_id text;
+    j job;
+    gone integer := 0;
+    archived integer;
+BEGIN
+    FOR job_id IN SELECT id FROM waiting WHERE queue = of_queue ORDER BY seq LOOP
+        j := unplace(job_id);
+        IF j.id IS NOT NULL THEN
+            PERFORM end_job(t, j, 'cancelled', NULL);
+            gone := gone + 1;
+        END IF;
+    END LOOP;
+    WITH them AS (DELETE FROM archive WHERE queue = of_queue RETURNING 1) SELECT count(*) INTO archived FROM them;
+    INSERT INTO tally VALUES (of_queue, 0, archived);
+    IF NOT EXISTS (SELECT FROM live WHERE queue = of_queue) THEN
+        DELETE FROM tally WHERE queue = of_queue;
+    END IF;
+    RETURN gone + archived;
+END $$;
+
+-- How many jobs would be leased before this one; NULL if it is not ready and due.
+CREATE FUNCTION position_of(at bigint, job_id text) RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    t terms := (moment(at), 0, 0);
+    q text;
+    before bigint;
+BEGIN
+    SELECT queue INTO q FROM scheduled WHERE id = job_id AND due_us <= t.now_us;
+    IF FOUND THEN
+        PERFORM promote(t, q, 1000);
+    END IF;
+    SELECT (SELECT count(*) FROM ready r WHERE r.queue = j.queue AND (r.rank, r.pos) < (j.rank, j.pos))
+         + (SELECT count(*) FROM held  r WHERE r.queue = j.queue AND (r.rank, r.pos) < (j.rank, j.pos)) INTO before
+      FROM (SELECT * FROM ready UNION ALL SELECT * FROM held) AS j WHERE id = job_id;
+    RETURN before;
+END $$;
+
+CREATE FUNCTION add_rule(of_kind text, of_scope text, of_name text, of_n integer) RETURNS boolean
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    changed boolean;
+BEGIN
+    INSERT INTO rule VALUES (of_kind, of_scope, of_name, of_n)
+    ON CONFLICT (kind, scope, name) DO UPDATE SET n = excluded.n WHERE rule.n <> excluded.n;
+    changed := FOUND;
+    PERFORM wake('');
+    RETURN changed;
+END $$;
+
+CREATE FUNCTION remove_rule(of_kind text, of_scope text, of_name text) RETURNS boolean
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    changed boolean;
+BEGIN
+    DELETE FROM rule WHERE kind = of_kind AND scope = of_scope AND name = of_name;
+    changed := FOUND;
+    PERFORM wake('');
+    RETURN changed;
+END $$;
+
+-- Forget a batch and its waiting members; running ones finish.
+CREATE FUNCTION delete_batch(at bigint, of_batch text, dead_us bigint, cancelled_us bigint) RETURNS boolean
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    t terms := (moment(at), dead_us, cancelled_us);
+    job_id text;
+    j job;
+BEGIN
+    PERFORM FROM batch WHERE id = of_batch FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    FOR job_id IN SELECT id FROM waiting WHERE batch = of_batch AND stepped IS NOT TRUE LOOP
+        j := unplace(job_id);
+        IF j.id IS NOT NULL THEN
+            j.stepped := true;
+            PERFORM end_job(t, j, 'cancelled', NULL);
+        END IF;
+    END LOOP;
+    PERFORM remove_batch(t, of_batch);
+    RETURN true;
+END $$;
+
+-- Settle one instant of a schedule (C1).
+CREATE FUNCTION fire(at bigint, of_name text, instant bigint, draft jsonb, new_next bigint) RETURNS boolean
+LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    t terms := (moment(at), 0, 0);
+BEGIN
+    UPDATE schedule SET last_us = next_us, next_us = new_next
+     WHERE name = of_name AND next_us = instant AND next_us <= t.now_us AND NOT paused;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF draft IS NOT NULL THEN
+        PERFORM add_job(t, drafted(draft, t.now_us), true);
+        PERFORM wake(draft->>'queue');
+    END IF;
+    RETURN true;
+END $$;
+
+-- The door for other languages and for triggers: put one job, given as its envelope, in the caller's transaction.
+-- Gives its id, or that of the job in its place.  Times are as in docs/wire-format.md.
+CREATE FUNCTION enqueue(envelope text) RETURNS text LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    t terms := (moment(NULL), 0, 0);
+    e jsonb := envelope::jsonb;
+    j job;
+    there text;
+BEGIN
+    IF e->>'id' IS NULL OR e->>'task' IS NULL THEN
+        RAISE EXCEPTION USING errcode = '22023', message = 'a job needs an "id" and a "task"';
+    END IF;
+    j := drafted(e, t.now_us);
+    j.body := convert_to(envelope, 'UTF8');
+    j.due_us := coalesce((extract(epoch FROM (e->>'due_at')::timestamptz) * 1000000)::bigint,
+                         t.now_us + coalesce((e->>'delay_ms')::bigint, 0) * 1000);
+    j.expires_us := least((extract(epoch FROM (e->>'expires_at')::timestamptz) * 1000000)::bigint,
+                          t.now_us + (e->>'expires_in_ms')::bigint * 1000);
+    there := add_job(t, j, false);
+    PERFORM check_room(ARRAY[j.queue]);
+    RETURN coalesce(there, j.id);
+END $$;
