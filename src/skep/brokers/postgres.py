@@ -300,13 +300,16 @@ class PostgresBroker:
         limit: int | None,
     ) -> Exchange:
         self._waiters.looked()
-        said = [None if outcome == _DONE else _told(outcome) for _, outcome in outcomes]
+        fences = [lease.fence for lease, _ in outcomes]
+        # The common outcome needs no words, unless a lease is there twice: then their order counts.
+        short = len(set(fences)) == len(fences)
+        said = [None if short and outcome == _DONE else _told(outcome) for _, outcome in outcomes]
         ranks, places = self._floors.of(wants)
         span_in_us = span_us(span)
         header, *rows = await self._write(
             "exchange",
             self._at(),
-            [lease.fence for lease, _ in outcomes] if outcomes else None,
+            fences or None,
             [lease.id for lease, _ in outcomes],
             said if any(said) else None,
             list(wants),
@@ -334,10 +337,12 @@ class PostgresBroker:
             [lease.id for lease in leases],
             span_us(span),
         )
-        renewals = [Renewal(None)] * len(leases)
-        for n, until_us, asked in rows:
-            renewals[n - 1] = Renewal(from_us(until_us), asked)
-        return renewals
+        renewed = {
+            (leases[n - 1].id, leases[n - 1].fence): Renewal(from_us(until_us), asked)
+            for n, until_us, asked in rows
+        }
+        lost = Renewal(None)
+        return [renewed.get((lease.id, lease.fence), lost) for lease in leases]
 
     async def note(self, notes: Sequence[Note]) -> None:
         said = [
@@ -391,8 +396,9 @@ class PostgresBroker:
         return Page([_record(row) for row in page], page[-1]["seq"] if page and len(rows) > limit else None)
 
     async def position(self, job_id: str) -> int | None:
-        before: int | None = await self._answer("position", self._at(), job_id)
-        return before
+        for row in await self._read("position", self._at(), job_id):
+            return int(row[0])
+        return None
 
     async def cancel(self, job_ids: Sequence[str]) -> list[bool]:
         return _numbered(job_ids, await self._write("cancel", self._at(), list(job_ids), *self._keeps))

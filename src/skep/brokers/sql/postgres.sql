@@ -68,7 +68,15 @@ SELECT * FROM skep.every_job
  LIMIT $9;
 
 -- name: position
-SELECT skep.position_of($1, $2);
+-- How many stand before a job that is ready and due, or would, once those that have become due join their lines.
+SELECT (SELECT count(*) FROM (SELECT queue, rank, pos FROM skep.ready UNION ALL SELECT queue, rank, pos FROM skep.held) AS r
+         WHERE r.queue = j.queue AND (r.rank < j.rank OR (r.rank = j.rank AND (j.coming OR r.pos < j.pos))))
+     + (SELECT count(*) FROM skep.scheduled s
+         WHERE s.queue = j.queue AND s.due_us <= skep.moment($1)
+           AND (s.rank < j.rank OR (s.rank = j.rank AND j.coming AND (s.due_us, s.seq) < (j.due_us, j.seq))))
+  FROM (SELECT false AS coming, queue, rank, pos, due_us, seq FROM skep.ready WHERE id = $2 UNION ALL
+        SELECT false, queue, rank, pos, due_us, seq FROM skep.held WHERE id = $2 UNION ALL
+        SELECT true, queue, rank, pos, due_us, seq FROM skep.scheduled WHERE id = $2 AND due_us <= skep.moment($1)) AS j;
 
 -- name: cancel
 SELECT skep.cancel($1, $2, $3, $4);

@@ -24,7 +24,7 @@ $$;
 CREATE FUNCTION told(j job, now_us bigint, kind text, note text DEFAULT '') RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
     events jsonb := coalesce(j.history, '[]') || jsonb_build_array(
-        jsonb_build_array(now_us, kind, j.attempts, j.fence, coalesce(j.holder, ''), note));
+        jsonb_build_array(now_us, kind, j.attempts, coalesce(j.fence, 0), coalesce(j.holder, ''), note));
 BEGIN
     RETURN CASE WHEN jsonb_array_length(events) > 100 THEN events - 0 ELSE events END;
 END $$;
@@ -339,16 +339,15 @@ CREATE FUNCTION expire(t terms, j job) RETURNS void LANGUAGE sql AS $$
     SELECT end_job(t, j, 'dead', t.dead_us, 'expired')
 $$;
 
--- End the waiting jobs that have expired (T11), of one queue or (NULL) of all.
-CREATE FUNCTION expire_some(t terms, of_queue text, most integer) RETURNS integer LANGUAGE plpgsql AS $$
+-- End the waiting jobs that have expired (T11).
+CREATE FUNCTION expire_some(t terms, most integer) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     job_id text;
     j job;
     n integer := 0;
 BEGIN
     FOR job_id IN
-        SELECT id FROM waiting WHERE expires_us <= t.now_us AND (of_queue IS NULL OR queue = of_queue)
-         ORDER BY seq LIMIT most
+        SELECT id FROM waiting WHERE expires_us <= t.now_us ORDER BY seq LIMIT most
     LOOP
         j := unplace(job_id);
         IF j.id IS NOT NULL THEN
@@ -549,9 +548,9 @@ CREATE TYPE leased AS (
     pos      bigint
 );
 
--- Lease from a queue for which there are rules: one by one.  All that is looked at leaves the line: it has expired,
+-- Lease where there are rules, or jobs that have expired.  All that is looked at leaves the line: it has expired,
 -- a rule holds it, or it is taken.  The locks on the limits make those who lease at the same time count one another.
-CREATE FUNCTION lease_ruled(t terms, of_queue text, want integer, until bigint, who text) RETURNS SETOF leased
+CREATE FUNCTION lease_one_by_one(t terms, of_queue text, want integer, until bigint, who text) RETURNS SETOF leased
 LANGUAGE plpgsql AS $$
 DECLARE
     j job;
@@ -613,12 +612,10 @@ BEGIN
     IF EXISTS (SELECT FROM scheduled WHERE queue = of_queue AND due_us <= t.now_us) THEN
         PERFORM promote(t, of_queue, 1000);
     END IF;
-    IF EXISTS (SELECT FROM rule WHERE kind <> 'cap') OR EXISTS (SELECT FROM held WHERE queue = of_queue) THEN
-        RETURN QUERY SELECT * FROM lease_ruled(t, of_queue, want, until, who);
+    IF EXISTS (SELECT FROM rule WHERE kind <> 'cap') OR EXISTS (SELECT FROM held WHERE queue = of_queue)
+       OR EXISTS (SELECT FROM ready WHERE expires_us <= t.now_us) THEN
+        RETURN QUERY SELECT * FROM lease_one_by_one(t, of_queue, want, until, who);
         RETURN;
-    END IF;
-    IF EXISTS (SELECT FROM ready WHERE expires_us <= t.now_us) THEN
-        PERFORM expire_some(t, of_queue, 1000);
     END IF;
     IF from_pos IS NOT NULL THEN
         places := ARRAY(SELECT ctid FROM ready WHERE queue = of_queue AND (rank, pos) < (from_rank, 1::bigint)
@@ -809,7 +806,7 @@ BEGIN
         promoted := promoted + moved;
     END LOOP;
     reaped := reap(t, most);
-    expired := expire_some(t, NULL, most);
+    expired := expire_some(t, most);
     removed := forget_jobs(t, most, dead_max);
     DELETE FROM known WHERE ctid = ANY (ARRAY(
         SELECT ctid FROM known WHERE until_us <= t.now_us LIMIT most FOR UPDATE SKIP LOCKED));
@@ -983,23 +980,6 @@ BEGIN
         DELETE FROM tally WHERE queue = of_queue;
     END IF;
     RETURN gone + archived;
-END $$;
-
--- How many jobs would be leased before this one; NULL if it is not ready and due.
-CREATE FUNCTION position_of(at bigint, job_id text) RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-DECLARE
-    t terms := (moment(at), 0, 0);
-    q text;
-    before bigint;
-BEGIN
-    SELECT queue INTO q FROM scheduled WHERE id = job_id AND due_us <= t.now_us;
-    IF FOUND THEN
-        PERFORM promote(t, q, 1000);
-    END IF;
-    SELECT (SELECT count(*) FROM ready r WHERE r.queue = j.queue AND (r.rank, r.pos) < (j.rank, j.pos))
-         + (SELECT count(*) FROM held  r WHERE r.queue = j.queue AND (r.rank, r.pos) < (j.rank, j.pos)) INTO before
-      FROM (SELECT * FROM ready UNION ALL SELECT * FROM held) AS j WHERE id = job_id;
-    RETURN before;
 END $$;
 
 CREATE FUNCTION add_rule(of_kind text, of_scope text, of_name text, of_n integer) RETURNS boolean
