@@ -21,8 +21,8 @@ from skep.testing.mutants import MUTANTS, Miscounting, Putting, Wrapped, catch
 Make = Callable[[FakeClock], Engine]
 
 EMPTY = """
-    TRUNCATE ready, scheduled, held, running, archive, known, token, unique_key, rule, batch, member, schedule,
-             tally;
+    TRUNCATE ready, scheduled, held, running, archive;
+    TRUNCATE known, token, unique_key, rule, batch, member, schedule, tally;
     ALTER SEQUENCE back RESTART;
     ALTER SEQUENCE front RESTART;
     ALTER SEQUENCE fence RESTART;

@@ -41,6 +41,7 @@ from skep.broker import (
     Swept,
 )
 from skep.brokers.postgres_link import Connection, PostgresLink, Refused, Row
+from skep.brokers.postgres_schema import SCHEMA, in_schema, prelude, quoted, recorded
 from skep.brokers.statements import load_migrations, load_statements
 from skep.brokers.waiting import Waiters
 from skep.clock import Clock, from_us, span_us, to_us
@@ -79,7 +80,6 @@ from skep.schedule import Schedule, ScheduleRecord
 log = logging.getLogger("skep.postgres")
 
 OLDEST_SERVER = 140000
-SCHEMA = "skep"
 FLOOR_FOR = 1.0  # seconds until a claim looks at everything again
 NEWS_EVERY = 0.01  # seconds between two notifications of one engine
 LISTEN_AGAIN = 1.0
@@ -87,7 +87,6 @@ _MIGRATE_RETRIES = 20
 
 _STATEMENTS = load_statements("postgres")
 _SCHEMA_NAME = re.compile(r"[^\x00]{1,50}")  # the name of its channel, 63 bytes at most, is longer
-_OURS = re.compile(r"\bskep\.(?=\w)")
 
 _json = msgspec.json.Encoder()
 _error = msgspec.json.Decoder(Error)
@@ -178,18 +177,18 @@ class PostgresBroker:
                 await asyncio.sleep(random.uniform(0.01, 0.05))
 
     async def _installed(self) -> int:
-        [row] = await self._link.read(self._sql["installed"])
-        if row[0] is None:
+        """The number of the newest migration that is there; 0 where there is nothing yet."""
+        [row] = await self._read("installed", f"{quoted(self._schema)}.migration")
+        if not row[0]:
             return 0
-        [row] = await self._link.read(self._sql["newest"])
+        [row] = await self._read("newest")
         return int(row[0])
 
     async def _install(self, found: int, connection: Connection) -> None:
         await connection.execute(prelude(self._schema))
         for number, _, script in load_migrations("postgres"):
             if number > found:
-                await connection.execute(script)
-                await connection.execute(self._sql["migrated"], number)
+                await connection.execute(f"{script}\n{recorded(number)}")
 
     def _at(self) -> int | None:
         return None if self._clock is None else self._clock.now_us()
@@ -598,26 +597,6 @@ class _Notifications:
 
     def _heard(self, _connection: Connection, _pid: int, _channel: str, queue: str) -> None:
         self._waiters.wake(queue or None)
-
-
-# --- names -------------------------------------------------------------------------------
-
-
-def quoted(name: str) -> str:
-    """A name as an SQL identifier, whatever is in it."""
-    return '"' + name.replace('"', '""') + '"'
-
-
-def in_schema(statement: str, schema: str) -> str:
-    """A statement of ours, which speaks of the schema `skep`, for another one."""
-    name = quoted(schema)
-    return _OURS.sub(lambda _: f"{name}.", statement)
-
-
-def prelude(schema: str) -> str:
-    """What comes before the migrations, in their transaction: they name no schema."""
-    name = quoted(schema)
-    return f"CREATE SCHEMA IF NOT EXISTS {name}; SET LOCAL search_path TO {name}, pg_temp;"
 
 
 # --- what is sent ------------------------------------------------------------------------

@@ -5,11 +5,10 @@ from __future__ import annotations
 import click
 
 from skep.address import Address, masked
+from skep.brokers import postgres_schema
 from skep.brokers.statements import load_migrations
 from skep.cli.session import Session, on_app
 from skep.errors import BadSetting
-
-SQL = {"sqlite": "sqlite", "postgres": "postgres", "postgresql": "postgres"}
 
 
 @click.command()
@@ -35,17 +34,19 @@ async def init(session: Session, sql: bool) -> None:
 
 def script_for(url: str) -> str:
     """All migrations of the URL's engine, as one script."""
-    scheme = Address(url).scheme
-    folder = SQL.get(scheme.rpartition("+")[2])
-    if folder is None:
-        raise BadSetting(f"{scheme}:// needs no SQL: leave --sql out")
-    try:
-        migrations = load_migrations(folder)
-    except FileNotFoundError:
-        raise BadSetting(f"this version of skep has no engine for {scheme}://") from None
+    address = Address(url)
+    match address.scheme.rpartition("+")[2]:
+        case "postgres" | "postgresql":
+            return postgres_schema.script(address.options.get("schema", postgres_schema.SCHEMA))
+        case "sqlite":
+            return _sqlite_script()
+        case _:
+            raise BadSetting(f"{address.scheme}:// needs no SQL: leave --sql out")
+
+
+def _sqlite_script() -> str:
     parts = []
-    for number, file, script in migrations:
+    for number, file, script in load_migrations("sqlite"):
         parts.append(f"-- {file}\n{script.rstrip()}")
-        if folder == "sqlite":  # where this engine keeps the number of its newest migration
-            parts.append(f"PRAGMA user_version = {number};")
+        parts.append(f"PRAGMA user_version = {number};")  # where this engine keeps the newest one's number
     return "\n".join(["BEGIN;", *parts, "COMMIT;"])

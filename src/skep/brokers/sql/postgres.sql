@@ -153,11 +153,7 @@ DELETE FROM skep.schedule WHERE name = $1 RETURNING true;
 SELECT skep.fire($1, $2, $3, $4, $5);
 
 -- name: installed
--- The number of the newest migration, NULL where there is nothing yet.
-SELECT CASE WHEN to_regclass($name$skep.migration$name$) IS NOT NULL THEN 0 END;
+SELECT to_regclass($1) IS NOT NULL;
 
 -- name: newest
 SELECT coalesce(max(number), 0) FROM skep.migration;
-
--- name: migrated
-INSERT INTO skep.migration (number) VALUES ($1);

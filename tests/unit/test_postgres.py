@@ -1,0 +1,402 @@
+"""What is PostgreSQL's own: connections, errors, schemas, transactions of the caller, and other languages."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from skep import App, wire
+from skep.batch import Batch
+from skep.broker import Durability, Engine, Receipt, Renewal, Rule, RuleKind, Scope, Transactional
+from skep.brokers.postgres import PostgresBroker
+from skep.brokers.postgres_schema import script
+from skep.engines import make_engine
+from skep.errors import (
+    BadSetting,
+    BatchSealed,
+    EngineClosed,
+    EngineUnavailable,
+    OutcomeUnknown,
+    QueueFull,
+    SchemaTooNew,
+    SkepError,
+)
+from skep.job import Done, Lease, new_id
+from skep.testing.make import HOLDER, SPAN, a_job
+from skep.testing.servers import PostgresServer, postgres
+from skep.worker import Mode, Settings, Worker
+
+
+@pytest_asyncio.fixture
+async def engine(postgres_url: str, schema: str) -> AsyncIterator[PostgresBroker]:
+    handle = await PostgresBroker(postgres_url, schema=schema).open()
+    yield handle
+    await handle.close()
+
+
+@pytest_asyncio.fixture
+async def connection(postgres_url: str) -> AsyncIterator[asyncpg.Connection]:
+    opened = await asyncpg.connect(postgres_url)
+    yield opened
+    await opened.close()
+
+
+async def take(engine: Engine, limit: int = 100) -> list[Lease]:
+    return await engine.lease({"default": limit}, span=SPAN, holder=HOLDER)
+
+
+async def test_a_url_gives_an_engine_with_its_schema(postgres_url: str, schema: str) -> None:
+    engine = make_engine(f"{postgres_url}?schema={schema}&patience=5s")
+
+    async with asyncio.timeout(20):
+        await engine.open()
+        await engine.put([a_job()])
+
+    assert list(await engine.queues()) == ["default"]
+    await engine.close()
+
+
+def test_a_schema_must_leave_room_for_the_name_of_its_channel() -> None:
+    with pytest.raises(BadSetting, match="schema"):
+        PostgresBroker("postgresql://nobody@localhost/none", schema="s" * 51)
+
+
+async def test_a_schema_may_have_any_name(postgres_url: str, connection: asyncpg.Connection) -> None:
+    name = "a'b\"c;--$name$ %s {0} skep.x é"
+    engine = await PostgresBroker(postgres_url, schema=name).open()
+    try:
+        await engine.put([a_job()])
+        again = await PostgresBroker(postgres_url, schema=name).open()
+        assert len(await take(again)) == 1
+        await again.close()
+    finally:
+        await engine.close()
+        await connection.execute("DROP SCHEMA {} CASCADE".format('"' + name.replace('"', '""') + '"'))
+
+
+async def test_of_many_that_open_an_empty_schema_at_once_all_find_it_ready(
+    postgres_url: str, schema: str
+) -> None:
+    engines = [PostgresBroker(postgres_url, schema=schema) for _ in range(6)]
+
+    await asyncio.gather(*(engine.open() for engine in engines))
+
+    await engines[0].put([a_job()])
+    assert len(await take(engines[-1])) == 1
+    for engine in engines:
+        await engine.close()
+
+
+async def test_the_printed_script_makes_what_the_engine_finds_up_to_date(
+    postgres_url: str, schema: str, connection: asyncpg.Connection
+) -> None:
+    await connection.execute(script(schema))
+
+    engine = await PostgresBroker(postgres_url, schema=schema).open()
+
+    assert [receipt.created for receipt in await engine.put([a_job()])] == [True]
+    await engine.close()
+
+
+async def test_a_schema_of_a_newer_skep_is_refused(
+    postgres_url: str, schema: str, engine: PostgresBroker, connection: asyncpg.Connection
+) -> None:
+    await connection.execute(f'INSERT INTO "{schema}".migration (number) VALUES (999)')
+
+    with pytest.raises(SchemaTooNew):
+        await PostgresBroker(postgres_url, schema=schema).open()
+
+
+async def test_durability_is_read_from_the_server(engine: PostgresBroker) -> None:
+    assert engine.durability is Durability.PROCESS  # the server of these tests does not sync
+
+
+async def test_a_server_that_is_not_there_is_told() -> None:
+    with pytest.raises(EngineUnavailable, match="cannot be reached") as raised:
+        await PostgresBroker("postgresql://bob:secret@127.0.0.1:1/none").open()
+    assert "secret" not in str(raised.value)
+
+
+async def test_the_time_is_the_servers(engine: PostgresBroker, connection: asyncpg.Connection) -> None:
+    before = await connection.fetchval("SELECT clock_timestamp()")
+    await engine.put([a_job()])
+    [lease] = await take(engine)
+    after = await connection.fetchval("SELECT clock_timestamp()")
+
+    assert before <= lease.put_at <= after
+    assert before <= lease.until - SPAN <= after
+    assert before <= await engine.now()
+
+
+# --- transactions of the caller ----------------------------------------------------------
+
+
+async def test_jobs_put_in_a_transaction_appear_with_it(
+    engine: PostgresBroker, connection: asyncpg.Connection
+) -> None:
+    assert isinstance(engine, Transactional)
+    kept, lost = a_job(), a_job()
+
+    async with connection.transaction():
+        assert await engine.put_in(connection, [kept]) == [Receipt(kept.id, created=True)]
+        assert await take(engine) == []
+    undone = connection.transaction()
+    await undone.start()
+    await engine.put_in(connection, [lost])
+    await undone.rollback()
+
+    assert [lease.id for lease in await take(engine)] == [kept.id]
+
+
+async def test_a_refused_put_in_a_transaction_speaks_our_words(
+    engine: PostgresBroker, connection: asyncpg.Connection
+) -> None:
+    await engine.add_rule(Rule(RuleKind.CAP, Scope.QUEUE, "default", 1))
+
+    with pytest.raises(QueueFull):
+        async with connection.transaction():
+            await engine.put_in(connection, [a_job(), a_job()])
+    with pytest.raises(BadSetting, match="str"):
+        await engine.put_in("not a connection", [a_job()])
+
+
+async def test_a_job_that_commits_late_is_found_below_the_floor(
+    engine: PostgresBroker, connection: asyncpg.Connection
+) -> None:
+    """The claim looks at everything again whenever it would come back short."""
+    late = a_job()
+    async with connection.transaction():
+        await engine.put_in(connection, [late])
+        await engine.put([a_job() for _ in range(4)])
+        assert len(await take(engine, 2)) == 2  # and keeps its floor
+
+    assert late.id in [lease.id for lease in await take(engine, 3)]
+
+
+async def test_any_language_can_put_a_job_by_sql(
+    engine: PostgresBroker, schema: str, connection: asyncpg.Connection
+) -> None:
+    job = a_job(1, "two", priority=5, chosen=True, delay_ms=0)
+    envelope = wire.encode(job).decode()
+
+    for _ in range(2):
+        assert await connection.fetchval(f'SELECT "{schema}".enqueue($1)', envelope) == job.id
+    with pytest.raises(asyncpg.PostgresError, match="id"):
+        await connection.fetchval(f'SELECT "{schema}".enqueue($1)', '{"v": 1}')
+
+    [lease] = await take(engine)
+    assert (lease.body, lease.task) == (wire.encode(job), job.task)
+    record = await engine.get(job.id)
+    assert record is not None
+    assert record.priority == 5
+
+
+async def test_times_in_an_envelope_put_by_sql_are_kept(
+    engine: PostgresBroker, schema: str, connection: asyncpg.Connection
+) -> None:
+    moment = await engine.now() + timedelta(hours=1)
+    job = a_job(due_at=moment, expires_in_ms=10_000)
+
+    await connection.fetchval(f'SELECT "{schema}".enqueue($1)', wire.encode(job).decode())
+
+    record = await engine.get(job.id)
+    assert record is not None
+    assert record.due_at == moment
+    assert record.expires_at == record.put_at + timedelta(seconds=10)
+
+
+# --- connections -------------------------------------------------------------------------
+
+
+async def test_an_engine_is_used_from_several_loops(engine: PostgresBroker) -> None:
+    await engine.put([a_job()])
+    [lease] = await take(engine)
+    answers: list[Renewal] = []
+
+    def renew() -> None:
+        answers.extend(asyncio.run(engine.renew([lease], span=SPAN)))
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    await asyncio.to_thread(thread.join)
+
+    assert [answer.until is not None for answer in answers] == [True]
+    assert await engine.settle([(lease, Done())]) == []
+
+
+async def test_connections_are_few_and_gone_after_the_close(
+    postgres_url: str, schema: str, connection: asyncpg.Connection
+) -> None:
+    name = f"skep-{new_id()}"
+    engine = await PostgresBroker(f"{postgres_url}?application_name={name}", schema=schema).open()
+    await asyncio.gather(*(engine.put([a_job()]) for _ in range(50)))
+    count = (
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%' || $1 || '%' AND pid <> pg_backend_pid()"
+    )
+
+    assert 1 <= await connection.fetchval(count, schema) <= 6
+    await engine.close()
+
+    for _ in range(100):
+        if not await connection.fetchval(count, schema):
+            break
+        await asyncio.sleep(0.02)
+    assert await connection.fetchval(count, schema) == 0
+    with pytest.raises(EngineClosed):
+        await engine.put([a_job()])
+
+
+async def test_a_call_that_takes_too_long_has_an_unknown_outcome(
+    postgres_url: str, schema: str, connection: asyncpg.Connection
+) -> None:
+    engine = await PostgresBroker(postgres_url, schema=schema, patience="300ms").open()
+    async with connection.transaction():
+        await connection.execute(f'LOCK TABLE "{schema}".ready')
+        with pytest.raises(OutcomeUnknown):
+            await engine.put([a_job()])
+
+    assert [receipt.created for receipt in await engine.put([a_job()])] == [True]
+    await engine.close()
+
+
+async def test_a_call_that_is_cancelled_leaves_no_answer_for_the_next_one(
+    engine: PostgresBroker, schema: str, connection: asyncpg.Connection
+) -> None:
+    async with connection.transaction():
+        await connection.execute(f'LOCK TABLE "{schema}".ready')
+        call = asyncio.create_task(engine.put([a_job()]))
+        await asyncio.wait({call}, timeout=0.1)
+        call.cancel()
+        await asyncio.wait({call})
+
+    assert call.cancelled()
+    assert await engine.rules() == []
+
+
+async def test_a_deadlock_is_nobodys_business(engine: PostgresBroker) -> None:
+    """Several who end the same jobs in opposite orders."""
+    ids = [new_id() for _ in range(200)]
+    await engine.put([a_job(id=name) for name in ids])
+
+    ways = (ids, ids[::-1], ids, ids[::-1])
+    answers = await asyncio.gather(*(engine.cancel(way) for way in ways))
+
+    assert sum(map(sum, answers)) == len(ids)
+    assert (await engine.queues())["default"].cancelled == len(ids)
+
+
+async def test_a_killed_connection_costs_one_call_at_most(
+    engine: PostgresBroker, schema: str, connection: asyncpg.Connection
+) -> None:
+    await engine.put([a_job()])
+    await connection.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%' || $1 || '%'"
+        " AND pid <> pg_backend_pid()",
+        schema,
+    )
+    await asyncio.sleep(0.05)
+
+    assert len(await take(engine)) == 1
+
+
+async def attempt(act: Callable[[], object]) -> SkepError | None:
+    try:
+        await act()  # type: ignore[misc] # whatever it is, it is awaited here
+    except SkepError as error:
+        return error
+    return None
+
+
+async def test_an_engine_outlives_a_restart_of_its_server() -> None:
+    """No error of the driver crosses; what was acknowledged is there; fences go on growing."""
+    with postgres() as server:
+        engine = await PostgresBroker(server.url, patience="5s").open()
+        await engine.put([a_job(id="first")])
+        [lease] = await take(engine)
+        waiter = asyncio.create_task(engine.wait(["default"], 60))
+        await restart(server, engine)
+
+        assert await engine.settle([(lease, Done())]) == []
+        await engine.put([a_job(id="second")])
+        [second] = await take(engine)
+        assert second.fence > lease.fence
+        waiter.cancel()
+        await asyncio.wait({waiter})
+        await engine.close()
+
+
+async def restart(server: PostgresServer, engine: Engine) -> None:
+    await asyncio.to_thread(server.stop)
+    for act in (lambda: engine.put([a_job()]), lambda: take(engine), engine.queues, engine.sweep):
+        assert isinstance(await attempt(act), EngineUnavailable | OutcomeUnknown)
+    await asyncio.to_thread(server.start)
+
+
+# --- rules that only concurrency can break -----------------------------------------------
+
+
+async def test_a_batch_sealed_while_it_is_filled_counts_what_it_took(
+    engine: PostgresBroker,
+) -> None:
+    for _ in range(20):
+        batch = Batch(id=new_id())
+        await engine.put_batch(batch, seal=False)
+        members = [a_job(batch=batch.id, member=number) for number in range(4)]
+        answers = await asyncio.gather(
+            *(engine.put([member]) for member in members), engine.seal(batch.id), return_exceptions=True
+        )
+        refused = sum(isinstance(answer, BatchSealed) for answer in answers)
+        status = await engine.batch(batch.id)
+        assert status is not None
+        assert status.total == len(members) - refused
+
+
+# --- the worker --------------------------------------------------------------------------
+
+
+async def test_a_worker_drains_a_queue(postgres_url: str, schema: str) -> None:
+    app = App(f"{postgres_url}?schema={schema}")
+    seen: list[int] = []
+
+    @app.task(name="tests.count")
+    async def count(number: int) -> None:
+        seen.append(number)
+
+    engine = await PostgresBroker(postgres_url, schema=schema).open()
+    await engine.put([a_job(number, task="tests.count") for number in range(500)])
+
+    await Worker(app, Settings(mode=Mode.UNTIL_EMPTY)).run()
+
+    assert sorted(seen) == list(range(500))
+    assert (await engine.queues())["default"].total == 0
+    await engine.close()
+    await app.aclose()
+
+
+async def test_an_idle_worker_starts_a_job_at_once(postgres_url: str, schema: str) -> None:
+    app = App(f"{postgres_url}?schema={schema}")
+    ran = asyncio.Event()
+
+    @app.task(name="tests.ring")
+    async def ring() -> None:
+        ran.set()
+
+    worker = Worker(app, Settings(poll=timedelta(minutes=1)))
+    running = asyncio.create_task(worker.run())
+    producer = await PostgresBroker(postgres_url, schema=schema).open()
+    await asyncio.sleep(0.3)  # until it rests
+
+    await producer.put([a_job(task="tests.ring")])
+    async with asyncio.timeout(5):
+        await ran.wait()
+
+    worker.stop()
+    await running
+    await producer.close()
+    await app.aclose()
