@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
+from typing import Any
 
 import asyncpg
 import pytest
@@ -339,6 +340,17 @@ async def restart(server: PostgresServer, engine: Engine) -> None:
 
 
 # --- rules that only concurrency can break -----------------------------------------------
+
+
+@pytest.mark.parametrize("facts", [{}, {"key": "k"}, {"delay_ms": 1000}], ids=["plain", "keyed", "delayed"])
+async def test_one_job_comes_of_an_id_that_nobody_chose_and_many_put(
+    engine: PostgresBroker, facts: dict[str, Any]
+) -> None:
+    """As when a put is repeated because its answer was lost."""
+    for _ in range(20):
+        job = a_job(**facts)
+        answers = await asyncio.gather(*(engine.put([job]) for _ in range(6)))
+        assert sum(receipt.created for [receipt] in answers) == 1
 
 
 async def test_a_batch_sealed_while_it_is_filled_counts_what_it_took(

@@ -35,7 +35,9 @@ RETRIES = 20  # of what the server gave up because of others: deadlocks, mostly
 CONNECT_WITHIN = 10.0
 CLOSE_WITHIN = 2.0
 
-_GAVE_UP = ("40001", "40P01", "55P03")  # serialization, deadlock, lock not available
+# Serialization, deadlock, lock not available; and the id that somebody else put in this very moment: whoever
+# looks again finds it.
+_GAVE_UP = ("40001", "40P01", "55P03", "23505")
 _FULL = ("53100",)
 _GOING_DOWN = ("57P01", "57P02", "57P03", "57P05")
 _NOT_REPLICATED = "canceling wait for synchronous replication"

@@ -512,16 +512,14 @@ class _Work:
         leases: list[Lease] = []
         for queue, want in wants.items():
             self._promote(queue)
-            self._unhold(queue, want, rules)
             while (room := want if limit is None else min(want, limit - len(leases))) > 0:
+                self._unhold(queue, room, rules)
                 rows = self.run("line", queue=queue, most=room).fetchall()
-                if not rows:  # those just let out may all have been kept back by another rule
-                    if self._unhold(queue, room, rules):
-                        continue
-                    break
                 taken = self._take(queue, rows, rules)
                 leases += self._start(queue, taken, until_us, holder)
                 want -= len(taken)
+                if not rows:
+                    break
         return leases
 
     def _take(self, queue: str, rows: list[Any], rules: list[Rule]) -> list[Any]:
@@ -592,9 +590,11 @@ class _Work:
             self.woken.add(queue)
         return len(due)
 
-    def _unhold(self, queue: str, want: int, rules: list[Rule]) -> int:
-        """Let those stand in line again, in their old places, that nothing keeps back any more."""
-        unheld = 0
+    def _unhold(self, queue: str, want: int, rules: list[Rule]) -> None:
+        """Let those stand in line again, in their old places, that their rule keeps back no more.
+
+        Another rule may keep them back in turn: so this comes again before each further look at the line.
+        """
         for scope, name in self.run("held_groups", queue=queue).fetchall():
             mine = [rule for rule in rules if (rule.scope, rule.name) == (scope, name)]
             room = want
@@ -609,8 +609,6 @@ class _Work:
             for priority, pos, seq in first:
                 self.run("unhold", queue=queue, scope=scope, name=name, priority=priority, pos=pos)
                 self.run("stand", queue=queue, priority=priority, pos=pos, seq=seq)
-            unheld += len(first)
-        return unheld
 
     def renew(self, leases: Sequence[Lease], span: timedelta) -> list[Renewal]:
         until_us = self.now_us + span_us(span)

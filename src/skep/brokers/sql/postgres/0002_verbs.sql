@@ -508,12 +508,13 @@ CREATE FUNCTION running_in(of_scope text, of_name text) RETURNS bigint LANGUAGE 
      WHERE CASE of_scope WHEN 'queue' THEN queue WHEN 'task' THEN task ELSE limit_key END = of_name
 $$;
 
--- Let those stand in line again, in their old places, that nothing keeps back any more.
-CREATE FUNCTION unhold(of_queue text, want integer) RETURNS void LANGUAGE plpgsql AS $$
+-- Let those stand in line again, in their old places, whose rule keeps them back no more; gives how many.
+CREATE FUNCTION unhold(of_queue text, want integer) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     h record;
     j job;
     room bigint;
+    n integer := 0;
 BEGIN
     FOR h IN SELECT DISTINCT hold_scope AS scope, hold_name AS name FROM held WHERE queue = of_queue LOOP
         SELECT min(CASE WHEN r.kind IN ('pause', 'block') THEN 0 ELSE r.n - running_in(r.scope, r.name) END) INTO room
@@ -529,8 +530,10 @@ BEGIN
             j.hold_scope := NULL;
             j.hold_name := NULL;
             INSERT INTO ready VALUES (j.*);
+            n := n + 1;
         END LOOP;
     END LOOP;
+    RETURN n;
 END $$;
 
 -- What a client is told of a lease.
@@ -557,22 +560,29 @@ DECLARE
     j job;
     r rule;
     seen integer;
+    unheld integer := 0;
+    look_again boolean := true;
 BEGIN
     PERFORM FROM rule WHERE kind = 'limit' ORDER BY scope, name FOR UPDATE;
-    PERFORM unhold(of_queue, want);
     WHILE want > 0 LOOP
+        -- Where one that was let go is not taken after all, the next of those held must stand before we go on.
+        IF look_again THEN
+            unheld := unheld + unhold(of_queue, want);
+            look_again := false;
+        END IF;
         seen := 0;
         FOR j IN
             WITH gone AS (
                 DELETE FROM ready WHERE ctid = ANY (ARRAY(
                     SELECT ctid FROM ready WHERE queue = of_queue
-                     ORDER BY rank, pos LIMIT want FOR UPDATE SKIP LOCKED))
+                     ORDER BY rank, pos LIMIT CASE WHEN unheld > 0 THEN 1 ELSE want END FOR UPDATE SKIP LOCKED))
                 RETURNING *)
             SELECT * FROM gone ORDER BY rank, pos
         LOOP
             seen := seen + 1;
             IF j.expires_us <= t.now_us THEN
                 PERFORM expire(t, j);
+                look_again := unheld > 0;
                 CONTINUE;
             END IF;
             SELECT * INTO r FROM rule
@@ -583,6 +593,7 @@ BEGIN
                 j.hold_scope := r.scope;
                 j.hold_name := r.name;
                 INSERT INTO held VALUES (j.*);
+                look_again := unheld > 0;
                 CONTINUE;
             END IF;
             want := want - 1;
@@ -695,6 +706,7 @@ BEGIN
         IF elsewhere IS NOT NULL THEN
             WITH taken_back AS (DELETE FROM ready WHERE id = ANY (elsewhere) RETURNING queue)
             INSERT INTO tally SELECT queue, -count(*), 0 FROM taken_back GROUP BY queue;
+            fresh := ARRAY(SELECT DISTINCT queue FROM ready WHERE id = ANY (made));
         END IF;
         IF elsewhere IS NOT NULL OR made IS NULL OR cardinality(made) < cardinality(ids) THEN
             RETURN QUERY
@@ -852,10 +864,13 @@ BEGIN
     RETURN n;
 END $$;
 
--- Make one row of the many that a queue has in the tally; whoever else is at it is left alone.
+-- Make one row of the many that a queue has got in the tally.  Whoever else is at it is left alone; where there are
+-- few there is nothing to do, so that a sweep of an idle queue writes nothing.
 CREATE FUNCTION add_up() RETURNS void LANGUAGE sql AS $$
     WITH gone AS (
-        DELETE FROM tally WHERE ctid = ANY (ARRAY(SELECT ctid FROM tally LIMIT 10000 FOR UPDATE SKIP LOCKED))
+        DELETE FROM tally WHERE ctid = ANY (ARRAY(
+            SELECT ctid FROM tally WHERE queue IN (SELECT queue FROM tally GROUP BY queue HAVING count(*) > 20)
+             LIMIT 10000 FOR UPDATE SKIP LOCKED))
         RETURNING *)
     INSERT INTO tally SELECT queue, sum(put), sum(deleted) FROM gone GROUP BY queue
 $$;
