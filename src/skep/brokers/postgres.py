@@ -496,20 +496,23 @@ class _Floors:
         return [rank for rank, _ in floors], [place for _, place in floors]
 
     def learn(self, wants: Mapping[str, int], rows: Sequence[Row], limit: int | None) -> None:
-        if not rows:
-            return
-        got = Counter(row["queue"] for row in rows)
-        lowest: dict[str, tuple[int, int]] = {}
-        for row in rows:  # of each queue in the order of their ranks: the last one's first place counts
-            queue, rank, place = row["queue"], row["rank"], row["pos"]
-            if queue not in lowest or lowest[queue][0] != rank:
-                lowest[queue] = (rank, place)
-        for queue, floor in lowest.items():
-            full = got[queue] >= min(wants[queue], wants[queue] if limit is None else limit)
-            if full and floor[1] > 0:
-                self._known[queue] = floor
+        """From the rows of a claim: each queue's together, and those by rank."""
+        start = 0
+        while start < len(rows):
+            queue, rank = rows[start]["queue"], rows[start]["rank"]
+            end = start + min(wants[queue], len(rows) - start)
+            while rows[end - 1]["queue"] != queue:
+                end -= 1
+            first = start
+            if rows[end - 1]["rank"] != rank:  # the first place of the last rank counts
+                rank = rows[end - 1]["rank"]
+                first = next(n for n in range(start, end) if rows[n]["rank"] == rank)
+            full = end - start >= (wants[queue] if limit is None else min(wants[queue], limit))
+            if full and rows[first]["pos"] > 0:
+                self._known[queue] = (rank, rows[first]["pos"])
             else:
                 self._known.pop(queue, None)
+            start = end
 
 
 class _Notifications:

@@ -651,9 +651,8 @@ BEGIN
                    failures, crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member,
                    stepped, error, progress, log, history, until, who
               FROM (SELECT * FROM taken ORDER BY rank, pos) AS line
-            RETURNING *)
-        SELECT s.id, s.fence, s.task, s.queue, s.body, s.attempts, s.failures, s.crashes, s.put_us, s.batch, s.rank, s.pos
-          FROM started AS s ORDER BY s.fence;
+            RETURNING id, fence, task, queue, body, attempts, failures, crashes, put_us, batch, rank, pos)
+        SELECT * FROM started;  -- as they were inserted, which is their order
 END $$;
 
 -- A key that is held only until its job starts.
