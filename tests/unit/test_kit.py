@@ -845,4 +845,4 @@ def test_a_plain_test_that_cannot_start_leaves_no_thread_behind(app: App) -> Non
     before = threading.active_count()
     with pytest.raises(ZeroDivisionError), app.test():
         pass
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # one of an earlier test may have ended meanwhile
