@@ -21,8 +21,9 @@ from skep.testing.mutants import MUTANTS, Miscounting, Putting, Wrapped, catch
 Make = Callable[[FakeClock], Engine]
 
 EMPTY = """
-    TRUNCATE ready, scheduled, held, running, archive;
-    TRUNCATE known, token, unique_key, rule, batch, member, schedule, tally;
+    DELETE FROM ready; DELETE FROM scheduled; DELETE FROM held; DELETE FROM running; DELETE FROM archive;
+    DELETE FROM known; DELETE FROM token; DELETE FROM unique_key; DELETE FROM rule; DELETE FROM batch;
+    DELETE FROM member; DELETE FROM schedule; DELETE FROM tally;
     ALTER SEQUENCE back RESTART;
     ALTER SEQUENCE front RESTART;
     ALTER SEQUENCE fence RESTART;

@@ -40,7 +40,7 @@ from skep.broker import (
     Scope,
     Swept,
 )
-from skep.brokers.postgres_link import Connection, PostgresLink, Refused, Row
+from skep.brokers.postgres_link import LOST, Connection, PostgresLink, Refused, Row
 from skep.brokers.postgres_schema import SCHEMA, in_schema, prelude, quoted, recorded
 from skep.brokers.statements import load_migrations, load_statements
 from skep.brokers.waiting import Waiters
@@ -581,7 +581,7 @@ class _Notifications:
         while True:
             try:
                 await self._listen_once(at)
-            except (SkepError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except (SkepError, asyncpg.PostgresError, *LOST) as error:
                 log.debug("the listener was disconnected: %s", error)
             await asyncio.sleep(LISTEN_AGAIN * random.uniform(0.5, 1.5))
 

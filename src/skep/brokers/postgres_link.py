@@ -38,6 +38,8 @@ CLOSE_WITHIN = 2.0
 # Serialization, deadlock, lock not available; and the id that somebody else put in this very moment: whoever
 # looks again finds it.
 _GAVE_UP = ("40001", "40P01", "55P03", "23505")
+# What the driver raises when a connection is gone, or is just being closed by the server.
+LOST = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 _FULL = ("53100",)
 _GOING_DOWN = ("57P01", "57P02", "57P03", "57P05")
 _NOT_REPLICATED = "canceling wait for synchronous replication"
@@ -95,7 +97,7 @@ class PostgresLink:
                 connection = await asyncpg.connect(
                     self._url, server_settings={"application_name": "skep"}, **options
                 )
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except (asyncpg.PostgresError, *LOST) as error:
             raise EngineUnavailable(
                 f"{self._shown} cannot be reached ({_said(error)}): nothing was changed"
             ) from error
@@ -123,7 +125,7 @@ class PostgresLink:
         try:
             async with connection.transaction():
                 return await act(connection)
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except (asyncpg.PostgresError, *LOST) as error:
             raise self._explained(error) from error
         finally:
             lines.give_back(connection)
@@ -137,7 +139,7 @@ class PostgresLink:
             except asyncpg.PostgresError as error:
                 if error.sqlstate not in _GAVE_UP:
                     raise self._explained(error) from error
-            except (OSError, TimeoutError, asyncpg.InterfaceError) as error:
+            except LOST as error:
                 raise self._explained(error) from error
             await asyncio.sleep(random.uniform(0.001, 0.01))
         raise EngineUnavailable(
@@ -253,7 +255,7 @@ class _Lines:
 async def _let_go(connection: Connection) -> None:
     try:
         await connection.close(timeout=CLOSE_WITHIN)
-    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+    except (asyncpg.PostgresError, *LOST):
         connection.terminate()
 
 
