@@ -477,6 +477,11 @@ DECLARE
     released job[] := '{}';
     n integer := 0;
 BEGIN
+    IF NOT EXISTS (SELECT FROM running WHERE until_us <= t.now_us) THEN
+        RETURN 0;
+    END IF;
+    -- One sweeper at a time: two that share the lost leases out would send them to the front in any order.
+    PERFORM FROM migration WHERE number = 1 FOR UPDATE;
     FOR j IN
         SELECT * FROM running WHERE until_us <= t.now_us ORDER BY fence LIMIT most FOR UPDATE SKIP LOCKED
     LOOP
