@@ -41,7 +41,7 @@ from skep.broker import (
 from skep.brokers.sqlite_file import SQLiteFile
 from skep.brokers.statements import load_statements
 from skep.brokers.waiting import Waiters
-from skep.brokers.watching import FileWatch
+from skep.brokers.watching import FileWatches
 from skep.clock import Clock, SystemClock, from_us, span_us, to_us
 from skep.duration import Duration, duration
 from skep.errors import BadSetting, BatchSealed, EngineClosed, QueueFull, UnknownBatch
@@ -87,6 +87,7 @@ class SQLiteBroker:
         self._clock = clock or SystemClock()
         self._retention = retention
         self._waiters = Waiters()
+        self._watches = FileWatches(f"{self._file.path}-wal")
 
     @property
     def durability(self) -> Durability:
@@ -94,10 +95,12 @@ class SQLiteBroker:
 
     async def open(self) -> Self:
         self._file.open()
+        self._watches.open()
         return self
 
     async def close(self) -> None:
         self._waiters.wake()
+        self._watches.close()
         self._file.close()
 
     async def _write(self, act: Callable[[_Work], T], *, long: bool = False) -> T:
@@ -289,15 +292,10 @@ class SQLiteBroker:
                     event.set()
                 return changed
 
-            watch = FileWatch(f"{self._file.path}-wal", look)
-            try:
-                look()  # for what came after the last lease and before the watch
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(timeout):
-                        await event.wait()
-                return event.is_set()
-            finally:
-                watch.close()
+            with self._watches.calling(look), suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await event.wait()
+            return event.is_set()
 
 
 class _Live(Struct):

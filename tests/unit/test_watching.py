@@ -1,0 +1,135 @@
+"""Noticing what other processes write."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from skep.brokers import watching
+from skep.brokers.watching import FileWatches
+
+WAIT = 10.0
+
+
+class Looks:
+    """Says that there is something new from the moment at which it is told so."""
+
+    def __init__(self) -> None:
+        self.committed = False
+        self.count = 0
+        self.seen = asyncio.Event()
+
+    def __call__(self) -> bool:
+        self.count += 1
+        if self.committed:
+            self.seen.set()
+        return self.committed
+
+    def commit(self) -> None:
+        self.committed = True
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "jobs.db-wal"
+    path.write_bytes(b"written")
+    return path
+
+
+async def test_a_commit_after_a_write_is_seen(log: Path) -> None:
+    looks = Looks()
+    with FileWatches(str(log)).calling(looks):
+        with log.open("ab") as file:
+            file.write(b"more")
+        looks.commit()
+        await asyncio.wait_for(looks.seen.wait(), WAIT)
+
+
+async def test_what_was_written_before_the_watch_and_is_committed_after_it_is_seen(log: Path) -> None:
+    """No write tells of it: the log was written just before, and syncing it takes a while."""
+    looks = Looks()
+    with FileWatches(str(log)).calling(looks):
+        assert not looks.seen.is_set()
+        looks.commit()
+        await asyncio.wait_for(looks.seen.wait(), WAIT)
+
+
+async def test_without_the_systems_help_it_looks_often(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> int:
+        raise OSError("no more watches")
+
+    monkeypatch.setattr(watching, "_watch", refuse)
+    looks = Looks()
+    with FileWatches(str(log)).calling(looks):
+        looks.commit()
+        await asyncio.wait_for(looks.seen.wait(), WAIT)
+
+
+async def test_nothing_is_looked_at_after_the_end(log: Path) -> None:
+    looks = Looks()
+    with FileWatches(str(log)).calling(looks):
+        pass
+    looks.commit()
+    later: list[Callable[[], bool]] = []
+    asyncio.get_running_loop().call_later(watching.FIRST_LOOK * 2, later.append, looks)
+    while not later:
+        await asyncio.sleep(0)
+    assert not looks.seen.is_set()
+
+
+async def test_a_watch_is_used_again_and_closed_at_the_end(log: Path) -> None:
+    before = open_files()
+    watches = FileWatches(str(log))
+    for _ in range(5):
+        with watches.calling(Looks()):
+            pass
+    assert len(open_files() - before) == 1
+    watches.close()
+    assert open_files() == before
+
+
+async def test_a_watch_that_is_in_use_when_all_are_closed_is_closed_after_that(log: Path) -> None:
+    before = open_files()
+    watches = FileWatches(str(log))
+    with watches.calling(Looks()):
+        watches.close()
+    assert open_files() == before
+
+
+async def test_a_log_that_was_removed_and_made_anew_is_watched(log: Path) -> None:
+    watches = FileWatches(str(log))
+    with watches.calling(Looks()):
+        pass
+    old = made_anew(log)
+    looks = Looks()
+    with watches.calling(looks):
+        with old.open("ab") as file:
+            file.write(b"nobody cares")
+        await looks_are_over(looks)
+        with log.open("ab") as file:
+            file.write(b"more")
+        looks.commit()
+        await asyncio.wait_for(looks.seen.wait(), WAIT)
+
+
+async def looks_are_over(looks: Looks) -> None:
+    """Until the looks have ended that follow a beginning or a write without a commit."""
+    seen = -1
+    while seen != looks.count:
+        seen = looks.count
+        await asyncio.sleep(watching.FIRST_LOOK * watching.GROWTH ** (watching.LOOKS + 1))
+
+
+def made_anew(log: Path) -> Path:
+    """Gives where the old one is."""
+    old = log.rename(log.with_name("old"))
+    log.write_bytes(b"new")
+    return old
+
+
+def open_files() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
