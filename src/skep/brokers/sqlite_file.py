@@ -38,6 +38,7 @@ from skep.errors import (
 T = TypeVar("T")
 
 OLDEST_SQLITE = (3, 35, 0)  # RETURNING
+FIRST_PAUSE, LAST_PAUSE = 0.0005, 0.003  # seconds between two tries to begin
 SLOW_COMMIT = 0.005  # seconds: beyond this the loop would be felt to stand still
 NETWORK = ("nfs", "cifs", "smb", "9p", "fuse", "afs", "ceph", "gluster", "lustre", "vboxsf", "prl_fs")
 VOLATILE = ("tmpfs", "ramfs")
@@ -263,15 +264,16 @@ class SQLiteFile:
         return True
 
     def _wait_to_begin(self) -> None:
+        """Try again soon: who writes without a break leaves the lock free for a few hundred microseconds."""
         deadline = time.monotonic() + self._patience
+        pause = FIRST_PAUSE
         while not self._begin():
             if time.monotonic() > deadline:
                 raise EngineUnavailable(
                     f"another process has kept {self.path} busy for {self._patience:g} s: nothing was changed"
                 )
-            time.sleep(
-                random.uniform(0.0002, 0.003)
-            )  # at random, so that nobody waits for ever behind the others
+            time.sleep(pause * random.uniform(0.1, 1))  # so that nobody waits for ever behind the others
+            pause = min(pause * 1.1, LAST_PAUSE)
 
     def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         connection = self._connected()
