@@ -833,7 +833,7 @@ def _refusal(refused: Refused) -> SkepError:
 
 def from_url(address: Address, clock: Clock | None) -> PostgresBroker:
     """`postgresql://user@host/database?schema=skep`; what is not ours of the options goes to the driver."""
-    ours = {name: address.options.pop(name) for name in _OPTIONS if name in address.options}
+    ours = {name: address.options.pop(name) for name in OPTIONS if name in address.options}
     parts = urlsplit(address.url)
     url = urlunsplit(parts._replace(query=urlencode(address.options)))
     return PostgresBroker(
@@ -846,4 +846,4 @@ def from_url(address: Address, clock: Clock | None) -> PostgresBroker:
     )
 
 
-_OPTIONS = ("schema", "patience", "listen", "prepare")
+OPTIONS = ("schema", "patience", "listen", "prepare")

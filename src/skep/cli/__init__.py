@@ -20,6 +20,7 @@ COMMANDS = {
     "dead": "skep.cli.shelves",
     "broken": "skep.cli.shelves",
     "top": "skep.cli.top",
+    "bench": "skep.cli.bench",
     "check": "skep.cli.check",
     "init": "skep.cli.storage",
 }

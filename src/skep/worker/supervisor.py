@@ -65,7 +65,7 @@ def run_worker(registry: Registry, settings: Settings) -> int:
     """
     set_up_logging()
     supervised = os.environ.pop(SUPERVISED, None) is not None  # gone, as it is not true of what jobs start
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         try:
             runner.run(_work(registry, settings, supervised))
         except (BadSetting, AppNotFound) as error:
@@ -138,7 +138,7 @@ def set_up_logging() -> None:
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop's where it is installed."""
     factory: Callable[[], asyncio.AbstractEventLoop] | None = getattr(UVLOOP, "new_event_loop", None)
     return factory

@@ -1,0 +1,143 @@
+"""A worker in a process of its own, and what it tells of itself: one JSON value per line.
+
+python -m skep.bench.serving URL QUEUE SLOTS drain JOBS    run so many no-ops, tell how it went, end
+python -m skep.bench.serving URL QUEUE SLOTS serve         tell of each timed job, until stdin closes
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from msgspec import Struct
+
+from skep.bench.ground import Place
+from skep.bench.tasks import Tasks
+from skep.errors import SkepError
+from skep.worker.settings import Lane, Settings
+from skep.worker.supervisor import loop_factory
+from skep.worker.worker import Worker
+
+STARTS_WITHIN = 30.0
+
+
+class Drained(Struct, frozen=True):
+    """How a worker ran its no-ops; CPU is that of its process alone."""
+
+    seconds: float
+    cpu: float
+    rss_mb: float
+
+
+class WorkerEnded(SkepError):
+    def __init__(self) -> None:
+        super().__init__("the worker that was measured ended before its time: its own words are above")
+
+
+class Served:
+    """A worker process, seen from outside."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.rss_mb = 0.0  # when it had just begun to serve
+
+    async def told(self) -> Any:
+        """The next thing it tells; `WorkerEnded` if there is none."""
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if not line:
+            raise WorkerEnded
+        return json.loads(line)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL)
+
+
+@asynccontextmanager
+async def served(place: Place, slots: int, *mode: str | int) -> AsyncIterator[Served]:
+    """A worker that has begun to serve; it is gone afterwards, whatever happens."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", __spec__.name, place.url, place.queue, str(slots), *map(str, mode)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    worker = Served(process)
+    try:
+        async with asyncio.timeout(STARTS_WITHIN):
+            worker.rss_mb = await worker.told()
+        yield worker
+    finally:
+        worker.kill()
+        await process.wait()
+
+
+# --- in that process ---------------------------------------------------------------------
+
+
+def tell(value: object) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+def settings(place: Place, slots: int) -> Settings:
+    return Settings(lanes=[Lane({place.queue: 1}, slots)])
+
+
+async def drain(tasks: Tasks, worker: Worker, jobs: int) -> Drained:
+    """Run so many no-ops with a worker of this process, which is stopped then."""
+    tasks.expect(jobs)
+    await tasks.app.ready()
+    began, cpu = time.perf_counter(), time.process_time()
+    running = asyncio.create_task(worker.run())
+    enough = asyncio.create_task(tasks.enough.wait())
+    await asyncio.wait({running, enough}, return_when=asyncio.FIRST_COMPLETED)
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+    worker.stop()
+    enough.cancel()
+    await running
+    return Drained(seconds, cpu, rss_mb())
+
+
+async def serve(worker: Worker) -> None:
+    """Until stdin closes."""
+    asyncio.get_running_loop().add_reader(sys.stdin, worker.stop)
+    running = asyncio.create_task(worker.run())
+    await worker.started.wait()
+    tell(rss_mb())
+    await running
+
+
+def rss_mb() -> float:
+    """The memory that this process has now; where nobody tells that, the most that it has had."""
+    try:
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
+async def main(url: str, queue: str, slots: str, mode: str, *rest: str) -> None:
+    place = Place(url, queue)
+    tasks = Tasks(place, heard=tell)
+    worker = Worker(tasks.app, settings(place, int(slots)))
+    if mode == "drain":
+        tell(rss_mb())
+        done = await drain(tasks, worker, int(rest[0]))
+        tell({"seconds": done.seconds, "cpu": done.cpu, "rss_mb": done.rss_mb})
+    else:
+        await serve(worker)
+    await tasks.app.aclose()
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(main(*sys.argv[1:]))
