@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -484,6 +485,12 @@ def test_a_larger_limit_never_passes_the_hard_one() -> None:
     with pytest.raises(PayloadTooLarge) as caught:
         decode(bytes(wire.HARD_LIMIT + 1), Limits(size=2**40))
     assert caught.value.limit == wire.HARD_LIMIT
+
+
+@given(st.lists(st.sampled_from([b"x", b"7", b"12", b"345678"])).map(b"".join), st.integers(1, 8))
+def test_a_long_number_is_found_wherever_it_stands(text: bytes, most: int) -> None:
+    longest = max(map(len, re.findall(rb"\d+", text)), default=0)
+    assert wire.has_long_number(text, most) == (longest > most)
 
 
 def test_brackets_colons_and_digits_inside_strings_are_only_text() -> None:
