@@ -13,12 +13,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 from skep.broker import Broker, Renewal
 from skep.errors import EngineError
-from skep.job import Identity, Lease
+from skep.job import Identity, Lease, Outcome
 
 log = logging.getLogger("skep.worker")
 
@@ -65,6 +65,7 @@ class Keeper:
         self._clock = clock
         self._held: dict[Identity, Held] = {}
         self._asked_to_stop: set[Identity] = set()
+        self.settling: Sequence[tuple[Lease, Outcome]] = ()  # what the engine is being told to end just now
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._loop_thread = 0
@@ -134,13 +135,17 @@ class Keeper:
     def _take(self, lease: Lease, renewal: Renewal, grant: Grant) -> None:
         identity = (lease.id, lease.fence)
         if renewal.until is None:
-            self._give_up(lease)
+            if not self._is_settling(lease):  # else we may have ended it ourselves: the settle will tell
+                self._give_up(lease)
             return
         if identity in self._held:  # and not settled meanwhile
             self._held[identity] = (lease, grant)
         if renewal.cancel_requested and identity not in self._asked_to_stop:
             self._asked_to_stop.add(identity)
             self._stop_wanted(lease)
+
+    def _is_settling(self, lease: Lease) -> bool:
+        return any(each is lease for each, _ in self.settling)
 
     def _give_up_unsafe(self) -> None:
         """Too late to be sure, for instance after this process was stopped and continued."""

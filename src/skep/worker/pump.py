@@ -197,6 +197,7 @@ class Pump:
     @contextmanager
     def _putting_back(self, outcomes: list[tuple[Lease, Outcome]]) -> Iterator[None]:
         """An outcome is ours until the engine has it: settling twice is harmless, not at all is not."""
+        self._keeper.settling = outcomes
         try:
             yield
         except BaseException:
