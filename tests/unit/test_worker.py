@@ -37,7 +37,7 @@ from skep.job import Job as Envelope
 from skep.registry import Next
 from skep.testing.make import a_job
 from skep.worker import Lane, Mode, Settings, Worker
-from skep.worker.slots import SlotLane
+from skep.worker.slots import MOST_BYTES, SlotLane
 
 AT_ONCE = repeat(3, fixed(0))
 
@@ -956,6 +956,20 @@ async def _lane_of(worker: Worker) -> SlotLane:
     return SlotLane(
         worker._settings.lanes[0], run=worker._run_one, settle=worker._ended, clock=time.monotonic
     )
+
+
+async def test_large_jobs_are_leased_ahead_by_the_bytes_and_not_by_the_hundred(app: App) -> None:
+    most = 0
+
+    @app.task
+    async def large(text: str) -> None:
+        nonlocal most
+        most = max(most, len(worker._lanes[0].buffer))
+
+    await large.many(["x" * 250_000] * 100).aenqueue()
+    worker = Worker(app, Settings(mode=Mode.UNTIL_EMPTY, lanes=[Lane({"default": 1}, 2)]))
+    await worker.run()
+    assert 2 < most <= MOST_BYTES / 250_000 + 2
 
 
 async def test_concurrency_changes_while_running(app: App) -> None:

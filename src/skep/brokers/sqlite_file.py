@@ -158,6 +158,7 @@ class SQLiteFile:
         connection.execute("PRAGMA busy_timeout = 0")  # waiting is done by us, outside the loop
         connection.execute("PRAGMA cache_size = -16000")
         connection.execute("PRAGMA temp_store = memory")
+        connection.execute("PRAGMA secure_delete = fast")  # Debian's default would write pages to blank them
         connection.execute("PRAGMA wal_autocheckpoint = 4000")
         connection.execute("PRAGMA journal_size_limit = 67108864")
         (level,) = connection.execute("PRAGMA synchronous").fetchone()

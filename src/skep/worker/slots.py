@@ -17,6 +17,7 @@ log = logging.getLogger("skep.worker")
 
 HORIZON = 0.05  # seconds of work that a lane may have waiting, besides what runs
 MOST_BUFFERED = 1000
+MOST_BYTES = 8_000_000  # of jobs that wait, however short they are
 BUFFER_PATIENCE = 1.0  # seconds after which waiting jobs are given back to the queue
 TURN = 0.002  # seconds after which a slot lets others have the loop
 LEARNING = 0.2
@@ -133,6 +134,7 @@ class SlotLane:
         self.buffer: deque[Lease] = deque()
         self.last_start = 0.0  # when a job was last given here, or taken to be run
         self.average = 1.0  # seconds a job takes; until we know, as if they were long
+        self.bytes = 1000.0  # of one job
         self.surplus = 0  # slots that are to end
         self.ending = False
         self.slots: set[Slot] = set()
@@ -185,7 +187,8 @@ class SlotLane:
 
     def room(self) -> int:
         """How many more jobs to lease: for the free slots, and a little ahead if jobs are short."""
-        ahead = min(MOST_BUFFERED, int(self.size * HORIZON / max(self.average, 1e-6)))
+        short = int(self.size * HORIZON / max(self.average, 1e-6))
+        ahead = min(MOST_BUFFERED, short, int(MOST_BYTES / self.bytes))
         return max(0, self.size - self.busy - len(self.buffer) + ahead)
 
     def starving(self) -> bool:
@@ -202,7 +205,13 @@ class SlotLane:
         if not self.buffer:
             self.last_start = self.clock()
         self.buffer.extend(leases)
+        self._learn_size(sum([len(lease.body) for lease in leases]) / len(leases))
         self._wake(len(leases))
+
+    def _learn_size(self, bytes_each: float) -> None:
+        """Larger ones count at once: what waits is to fit into memory."""
+        share = 1.0 if bytes_each > self.bytes else LEARNING
+        self.bytes += (bytes_each - self.bytes) * share
 
     def take_back(self) -> list[Lease]:
         """What has not started."""
