@@ -70,13 +70,18 @@ class Note(Struct, frozen=True):
 
 
 class Swept(Struct, frozen=True):
-    """What a sweep did, and when the next one will have something to do (None: not that we know)."""
+    """What a sweep did, and how long until there will be something to do again (None: not that we know).
+
+    `again_in` is when the one who swept should come back, where an engine shares its sweeping out among all
+    that do it; None: whenever it likes, and when `next_in` has passed.
+    """
 
     promoted: int = 0
     reaped: int = 0
     expired: int = 0
     removed: int = 0
-    next_at: datetime | None = None
+    next_in: timedelta | None = None
+    again_in: timedelta | None = None
 
 
 class Counts(Struct, frozen=True):
@@ -239,10 +244,11 @@ class Broker(Protocol):
         """`settle`, then `lease`, in one round trip and one commit."""
         ...
 
-    async def sweep(self, *, limit: int = 1000) -> Swept:
+    async def sweep(self, *, limit: int = 1000, by: str | None = None) -> Swept:
         """Do what time asks for: promote due jobs, reap lost leases (T8), expire (T11), forget.
 
-        Each kind of work at most `limit` times.  Anyone may call it, at any time, any number of times.
+        Each kind of work at most `limit` times.  Anyone may call it, at any time, any number of times.  Who
+        will do so again and again gives a name of its own: then an engine that serves many can tell it when.
         """
         ...
 
@@ -343,6 +349,11 @@ class Ledger(Protocol):
 class Hints(Protocol):
     """A wake-up for whoever waits.  Never the truth: it may come for nothing, and it may not come."""
 
+    @property
+    def hears(self) -> bool:
+        """Whether hints of others are known to arrive: then it is enough to look by oneself now and then."""
+        ...
+
     async def wait(self, queues: Sequence[str], timeout: float) -> bool:
         """Return early, with True, when one of these queues may have got something to lease."""
         ...
@@ -359,6 +370,23 @@ class Transactional(Protocol):
     async def put_in(self, tx: Any, jobs: Sequence[Job], *, token: str | None = None) -> list[Receipt]:
         """Put inside the caller's transaction: the jobs appear if and only if it commits."""
         ...
+
+
+@runtime_checkable
+class Watched(Protocol):
+    """An engine that knows what an operator should see to before it hurts."""
+
+    async def complaints(self) -> list[str]:
+        """A sentence for each, with what to do about it."""
+        ...
+
+
+@runtime_checkable
+class Remote(Protocol):
+    """An engine behind a wire: an answer can be lost, so puts carry a token and are repeated with it."""
+
+    @property
+    def remote(self) -> bool: ...
 
 
 async def pop(

@@ -33,3 +33,7 @@ def from_us(us: int) -> datetime:
 
 def span_us(span: timedelta) -> int:
     return span // MICROSECOND
+
+
+def span_until(us: int | None, now_us: int) -> timedelta | None:
+    return None if us is None else timedelta(microseconds=us - now_us)

@@ -209,7 +209,7 @@ class ToyBroker:
         with self._call() as now:
             return Exchange(now.settle(outcomes), now.lease(wants, span, holder, limit))
 
-    async def sweep(self, *, limit: int = 1000) -> Swept:
+    async def sweep(self, *, limit: int = 1000, by: str | None = None) -> Swept:
         with self._call() as now:
             return now.sweep(limit)
 
@@ -346,6 +346,10 @@ class ToyBroker:
             return True
 
     # --- Hints ---
+
+    @property
+    def hears(self) -> bool:
+        return False
 
     async def wait(self, queues: Sequence[str], timeout: float) -> bool:
         """Woken by every call, so mostly for nothing, which a hint may be."""
@@ -660,7 +664,7 @@ class Moment:
             reaped=self.reap(limit),
             expired=self.expire_due(limit),
             removed=self.forget(limit),
-            next_at=self.next_at(),
+            next_in=self.next_in(),
         )
 
     def reap(self, limit: int) -> int:
@@ -686,11 +690,11 @@ class Moment:
             self.remove(entry)
         return len(old[:limit])
 
-    def next_at(self) -> datetime | None:
+    def next_in(self) -> timedelta | None:
         moments = [entry.due_us for entry in self.waiting()]
         moments += [entry.until_us for entry in self.storage.jobs.values() if entry.until_us is not None]
         moments += [to_us(one.next_at) for one in self.storage.schedules.values() if not one.paused]
-        return min((from_us(us) for us in moments if us > self.us), default=None)
+        return min((timedelta(microseconds=us - self.us) for us in moments if us > self.us), default=None)
 
     # --- batches ---
 

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from skep import App, wire
 from skep.batch import Batch
-from skep.broker import Durability, Engine, Receipt, Renewal, Rule, RuleKind, Scope, Transactional
+from skep.broker import Durability, Engine, Receipt, Renewal, Rule, RuleKind, Scope, Transactional, Watched
 from skep.brokers.postgres import PostgresBroker
 from skep.brokers.postgres_schema import script
 from skep.engines import make_engine
@@ -29,6 +29,7 @@ from skep.errors import (
     SkepError,
 )
 from skep.job import Done, Lease, new_id
+from skep.testing.clock import FakeClock
 from skep.testing.make import HOLDER, SPAN, a_job
 from skep.testing.servers import PostgresServer, postgres
 from skep.worker import Mode, Settings, Worker
@@ -412,3 +413,106 @@ async def test_an_idle_worker_starts_a_job_at_once(postgres_url: str, schema: st
     await running
     await producer.close()
     await app.aclose()
+
+
+# --- the fleet ---------------------------------------------------------------------------
+
+
+async def test_a_fleet_shares_the_sweeping_out(postgres_url: str, schema: str) -> None:
+    """S2.28, L2: alone one comes back after a second, of many each the later; those gone do not count."""
+    clock = FakeClock()
+    engine = await PostgresBroker(postgres_url, schema=schema, clock=clock).open()
+
+    async def pace(name: str) -> float:
+        again_in = (await engine.sweep(by=name)).again_in
+        assert again_in is not None
+        return again_in.total_seconds()
+
+    assert 0.8 <= await pace("first") <= 1.2
+    for number in range(99):
+        await pace(f"another {number}")
+    assert 48 <= await pace("first") <= 72
+    for _ in range(3):  # all the others have died
+        clock.advance("70s")
+        alone = await pace("first")
+    assert 0.8 <= alone <= 1.2
+    assert (await engine.sweep()).again_in is None  # one who will not come back is not counted
+    await engine.close()
+
+
+async def test_the_last_to_sweep_before_something_is_due_comes_back_for_it(
+    postgres_url: str, schema: str
+) -> None:
+    """L1, L2: on time, and nobody else comes for it."""
+    clock = FakeClock()
+    engine = await PostgresBroker(postgres_url, schema=schema, clock=clock).open()
+    for number in range(50):
+        await engine.sweep(by=f"another {number}")
+    clock.advance("70s")
+    await engine.sweep(by="early")  # the one that comes next, in the eyes of all others
+    clock.advance("100ms")
+    await engine.put([a_job(delay_ms=100)])
+
+    responsible = await engine.sweep(by="last")
+    busy = await engine.sweep(by="after it")
+
+    assert responsible.again_in == timedelta(milliseconds=100)
+    assert busy.again_in is not None
+    assert busy.again_in >= timedelta(milliseconds=100)
+    await engine.close()
+
+
+async def test_a_job_that_nobody_was_told_of_runs_within_a_sweep(
+    postgres_url: str, schema: str, connection: asyncpg.Connection
+) -> None:
+    """S2.3, S2.1, L1: as when its producer dies between the commit and the notification."""
+    app = App(f"{postgres_url}?schema={schema}")
+    ran = asyncio.Event()
+
+    @app.task(name="tests.ring")
+    async def ring() -> None:
+        ran.set()
+
+    worker = Worker(app, Settings(poll=timedelta(minutes=1)))
+    running = asyncio.create_task(worker.run())
+    while not app.engine.hears:
+        await asyncio.sleep(0.01)
+    envelope = wire.encode(a_job(task="tests.ring")).decode()
+    await connection.fetchval(f'SELECT "{schema}".enqueue($1)', envelope)
+
+    async with asyncio.timeout(10):
+        await ran.wait()
+    worker.stop()
+    await running
+    await app.aclose()
+
+
+async def test_an_old_transaction_is_told_about_once_a_minute(
+    postgres_url: str,
+    schema: str,
+    connection: asyncpg.Connection,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F31: who it is, how old, and what to do; once for the whole fleet."""
+    monkeypatch.setattr("skep.brokers.postgres.OLD_TRANSACTION", 0.05)
+    clock = FakeClock()
+    engines = [await PostgresBroker(postgres_url, schema=schema, clock=clock).open() for _ in range(2)]
+    async with connection.transaction(isolation="repeatable_read"):
+        pid = await connection.fetchval("SELECT pg_backend_pid()")
+        await connection.execute("SET LOCAL application_name = 'forgotten'")
+        await asyncio.sleep(0.1)  # it is to be that old
+        complaints = await engines[0].complaints()
+        for engine in engines * 2:
+            await engine.sweep(by="each")
+        first = caplog.text
+        clock.advance("61s")
+        await engines[1].sweep(by="each")
+
+    mine = f"pg_terminate_backend({pid})"
+    assert any(mine in told and "forgotten" in told for told in complaints)
+    assert first.count(mine) == 1
+    assert caplog.text.count(mine) == 2
+    assert isinstance(engines[0], Watched)
+    for engine in engines:
+        await engine.close()

@@ -34,7 +34,7 @@ from skep.broker import (
     Swept,
 )
 from skep.brokers.waiting import Waiters
-from skep.clock import Clock, SystemClock, from_us, span_us, to_us
+from skep.clock import Clock, SystemClock, from_us, span_until, span_us, to_us
 from skep.errors import BatchSealed, EngineClosed, QueueFull, UnknownBatch
 from skep.job import (
     Done,
@@ -596,7 +596,7 @@ class MemoryBroker:
 
     # --- Broker: time --------------------------------------------------------------------
 
-    async def sweep(self, *, limit: int = 1000) -> Swept:
+    async def sweep(self, *, limit: int = 1000, by: str | None = None) -> Swept:  # noqa: ARG002  # nobody to share with
         with self._gate:
             now_us = self._clock.now_us()
             promoted = 0
@@ -607,7 +607,7 @@ class MemoryBroker:
             reaped_count = self._reap(now_us, limit)
             expired = self._expire_due(now_us, limit)
             removed = self._forget_old(now_us, limit)
-            return Swept(promoted, reaped_count, expired, removed, _moment(self._next_us(now_us)))
+            return Swept(promoted, reaped_count, expired, removed, span_until(self._next_us(now_us), now_us))
 
     def _reap(self, now_us: int, limit: int) -> int:
         lost = [entry for entry in self._running.values() if entry.until_us <= now_us][:limit]
@@ -966,6 +966,10 @@ class MemoryBroker:
             return True
 
     # --- Hints ---------------------------------------------------------------------------
+
+    @property
+    def hears(self) -> bool:
+        return False  # looking costs nothing here
 
     async def wait(self, queues: Sequence[str], timeout: float) -> bool:
         return await self._waiters.wait(queues, timeout)

@@ -13,8 +13,7 @@ import re
 import time
 from base64 import b64encode
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Self
@@ -40,11 +39,12 @@ from skep.broker import (
     Scope,
     Swept,
 )
-from skep.brokers.postgres_link import LOST, Connection, PostgresLink, Refused, Row
+from skep.brokers.postgres_hints import Notifications, soonest
+from skep.brokers.postgres_link import Connection, PostgresLink, Refused, Row
 from skep.brokers.postgres_schema import SCHEMA, in_schema, prelude, quoted, recorded
 from skep.brokers.statements import load_migrations, load_statements
 from skep.brokers.waiting import Waiters
-from skep.clock import Clock, from_us, span_us, to_us
+from skep.clock import Clock, from_us, span_until, span_us, to_us
 from skep.duration import Duration, duration
 from skep.errors import (
     BadSetting,
@@ -80,9 +80,8 @@ from skep.schedule import Schedule, ScheduleRecord
 log = logging.getLogger("skep.postgres")
 
 OLDEST_SERVER = 140000
+OLD_TRANSACTION = 60.0  # seconds after which one that keeps VACUUM waiting is told about
 FLOOR_FOR = 1.0  # seconds until a claim looks at everything again
-NEWS_EVERY = 0.01  # seconds between two notifications of one engine
-LISTEN_AGAIN = 1.0
 _MIGRATE_RETRIES = 20
 
 _STATEMENTS = load_statements("postgres")
@@ -112,14 +111,14 @@ class PostgresBroker:
         retention: Retention = RETENTION,
         patience: Duration = "30s",
         listen: str | None = None,
-        prepare: bool = True,
+        prepare: bool | None = None,
     ) -> None:
         if not _SCHEMA_NAME.fullmatch(schema) or len(schema.encode()) > 50:
             raise BadSetting(f"schema={schema!r}: give a name of 1 to 50 bytes")
         seconds = duration(patience).total_seconds()
         self._link = PostgresLink(url, shown=masked(url), patience=seconds, prepare=prepare)
         self._listen_link = PostgresLink(
-            listen or url, shown=masked(listen or url), patience=seconds, prepare=prepare
+            listen or url, shown=masked(listen or url), patience=seconds, prepare=False
         )
         self._schema = schema
         self._sql = {name: in_schema(text, schema) for name, text in _STATEMENTS.items()}
@@ -128,11 +127,13 @@ class PostgresBroker:
         self._durability = Durability.PROCESS
         self._waiters = Waiters()
         self._floors = _Floors()
-        self._hints = _Notifications(
-            self._link, self._listen_link, self._sql, f"skep:{schema}", self._waiters
-        )
+        self._hints = Notifications(self._link, self._listen_link, self._sql, f"skep:{schema}", self._waiters)
         dead, cancelled = span_us(retention.dead_for), span_us(retention.cancelled_for)
         self._keeps = (dead, cancelled)
+
+    @property
+    def remote(self) -> bool:
+        return True
 
     @property
     def durability(self) -> Durability:
@@ -143,6 +144,8 @@ class PostgresBroker:
             return self
         self._listen_link.open()
         try:
+            if await self._link.look_for_pooler():
+                log.info("%s is behind a pooler: statements are not prepared", self._link.shown)
             settings = {row["name"]: row["setting"] for row in await self._link.read(self._sql["settings"])}
             if int(settings["server_version_num"]) < OLDEST_SERVER:
                 raise EngineError("this PostgreSQL is too old: skep needs 14 or newer")
@@ -223,8 +226,15 @@ class PostgresBroker:
         self, jobs: Sequence[Job], token: str | None, batch: Batch | None, *, seal: bool
     ) -> list[Receipt]:
         rows = await self._write("put", *self._put_args(jobs, token, batch, seal=seal))
-        self._hints.tell({job.queue for job in jobs})
+        self._hints.tell(soonest((job.queue, self._seconds_until_due(job)) for job in jobs))
         return _receipts(jobs, rows)
+
+    def _seconds_until_due(self, job: Job) -> float:
+        """By our own clock, since it is only for a hint."""
+        if job.due_at is None:
+            return job.delay_ms / 1000
+        now_us = time.time_ns() // 1000 if self._clock is None else self._clock.now_us()
+        return max(0.0, (to_us(job.due_at) - now_us) / 1_000_000)
 
     async def put_in(self, tx: Any, jobs: Sequence[Job], *, token: str | None = None) -> list[Receipt]:
         """Put inside the caller's own transaction: the jobs appear if and only if it commits.
@@ -321,7 +331,7 @@ class PostgresBroker:
             *self._keeps,
         )
         if any(said):
-            self._hints.tell(_woken(outcomes))
+            self._hints.tell(_news(outcomes))
         lost = []
         while rows and rows[0][0] is None:
             lost.append(outcomes[rows.pop(0)[1] - 1][0])
@@ -355,9 +365,30 @@ class PostgresBroker:
         ]
         await self._write("note", _text(said))
 
-    async def sweep(self, *, limit: int = 1000) -> Swept:
-        [row] = await self._write("sweep", self._at(), limit, *self._keeps, self._retention.dead_max)
-        return Swept(row["promoted"], row["reaped"], row["expired"], row["removed"], _moment(row["next_us"]))
+    async def sweep(self, *, limit: int = 1000, by: str | None = None) -> Swept:
+        [row] = await self._write("sweep", self._at(), limit, *self._keeps, self._retention.dead_max, by)
+        if row["look"]:
+            await self._warn_of_old_transactions()
+        now_us = row["now_us"]
+        return Swept(
+            row["promoted"],
+            row["reaped"],
+            row["expired"],
+            row["removed"],
+            span_until(row["next_us"], now_us),
+            span_until(row["again_us"], now_us),
+        )
+
+    async def _warn_of_old_transactions(self) -> None:
+        try:
+            for complaint in await self.complaints():
+                log.warning("%s", complaint)
+        except SkepError as error:  # the sweep has been made, and stands
+            log.debug("nobody looked for old transactions: %s", error)
+
+    async def complaints(self) -> list[str]:
+        rows = await self._read("old_transactions", OLD_TRANSACTION)
+        return [_complaint(**row) for row in rows]
 
     # --- Ledger --------------------------------------------------------------------------
 
@@ -470,6 +501,10 @@ class PostgresBroker:
 
     # --- Hints ---------------------------------------------------------------------------
 
+    @property
+    def hears(self) -> bool:
+        return self._hints.hears
+
     async def wait(self, queues: Sequence[str], timeout: float) -> bool:
         self._link.check_usable()
         self._hints.listen(queues, self._at)
@@ -513,93 +548,6 @@ class _Floors:
             else:
                 self._known.pop(queue, None)
             start = end
-
-
-class _Notifications:
-    """LISTEN and NOTIFY, as a wake-up only.
-
-    They are sent after the commit and by a statement of their own, because commits with a notification wait
-    for one another; and no more often than every few milliseconds.
-    """
-
-    def __init__(
-        self,
-        link: PostgresLink,
-        listen_link: PostgresLink,
-        sql: Mapping[str, str],
-        channel: str,
-        waiters: Waiters,
-    ) -> None:
-        self._link = link
-        self._listen_link = listen_link
-        self._sql = sql
-        self._channel = channel
-        self._waiters = waiters
-        self._news: set[str] = set()
-        self._teller: asyncio.Task[None] | None = None
-        self._listener: asyncio.Task[None] | None = None
-        self._wanted: set[str] = set()
-
-    def tell(self, queues: Iterable[str]) -> None:
-        """Something may have come into these queues."""
-        for queue in queues:
-            self._waiters.wake(queue)
-            self._news.add(queue)
-        if self._news and (self._teller is None or self._teller.done()):
-            self._teller = asyncio.get_running_loop().create_task(self._tell(), name="skep-postgres-tell")
-
-    def listen(self, queues: Sequence[str], at: Callable[[], int | None]) -> None:
-        """Have this process woken from now on."""
-        self._wanted.update(queues)
-        if self._listener is None or self._listener.done():
-            self._listener = asyncio.get_running_loop().create_task(
-                self._listen(at), name="skep-postgres-listen"
-            )
-
-    async def close(self) -> None:
-        tasks = [task for task in (self._teller, self._listener) if task is not None]
-        self._teller = self._listener = None
-        here = asyncio.get_running_loop()
-        for task in tasks:
-            if task.get_loop() is here:
-                task.cancel()
-                await asyncio.wait({task})
-            else:
-                with suppress(RuntimeError):  # that loop is gone, and its tasks with it
-                    task.get_loop().call_soon_threadsafe(task.cancel)
-
-    async def _tell(self) -> None:
-        while self._news:
-            news, self._news = self._news, set()
-            try:
-                await self._link.read(self._sql["notify"], self._channel, sorted(news))
-            except SkepError as error:  # they look by themselves, only later
-                log.debug("nobody was notified: %s", error)
-            await asyncio.sleep(NEWS_EVERY)
-
-    async def _listen(self, at: Callable[[], int | None]) -> None:
-        while True:
-            try:
-                await self._listen_once(at)
-            except (SkepError, asyncpg.PostgresError, *LOST) as error:
-                log.debug("the listener was disconnected: %s", error)
-            await asyncio.sleep(LISTEN_AGAIN * random.uniform(0.5, 1.5))
-
-    async def _listen_once(self, at: Callable[[], int | None]) -> None:
-        connection = await self._listen_link.connect()
-        gone = asyncio.Event()
-        try:
-            connection.add_termination_listener(lambda _: gone.set())
-            await connection.add_listener(self._channel, self._heard)
-            # What came between somebody's last look and this moment nobody has told us.
-            for row in await self._link.read(self._sql["anything"], at(), sorted(self._wanted)):
-                self._waiters.wake(row["queue"])
-            await gone.wait()
-        finally:
-            connection.terminate()
-
-    def _heard(self, _connection: Connection, _pid: int, _channel: str, queue: str) -> None:
-        self._waiters.wake(queue or None)
 
 
 # --- what is sent ------------------------------------------------------------------------
@@ -701,18 +649,20 @@ def _error_text(error: Error | None) -> str | None:
     return None if error is None else _text(error)
 
 
-def _woken(outcomes: Sequence[tuple[Lease, Outcome]]) -> set[str]:
-    """The queues to which these outcomes bring something."""
-    queues: set[str] = set()
+def _news(outcomes: Sequence[tuple[Lease, Outcome]]) -> dict[str, float]:
+    """The queues to which these outcomes bring something, and in how many seconds."""
+    news: list[tuple[str, float]] = []
     for lease, outcome in outcomes:
         match outcome:
             case Done(emit=emit):
-                queues.update(job.queue for job in emit)
-            case Retry(queue=queue):
-                queues.add(queue or lease.queue)
-            case Snooze() | Release():
-                queues.add(lease.queue)
-    return queues
+                news += [(job.queue, job.delay_ms / 1000) for job in emit]
+            case Retry(delay=delay, queue=queue):
+                news.append((queue or lease.queue, delay.total_seconds()))
+            case Snooze(delay=delay):
+                news.append((lease.queue, delay.total_seconds()))
+            case Release():
+                news.append((lease.queue, 0.0))
+    return soonest(news)
 
 
 def _text(value: Any) -> str:
@@ -801,6 +751,15 @@ def _status(row: Row) -> BatchStatus:
     )
 
 
+def _complaint(what: str, name: str, seconds: float, application: str, state: str) -> str:
+    ending = f"ROLLBACK PREPARED '{name}'" if state == "prepared" else f"SELECT pg_terminate_backend({name})"
+    return (
+        f"a {what} is {seconds:.0f} s old ({application or 'no name'}, {state}) and keeps what is gone "
+        f"from being removed, so that everything slows down: end it ({ending}), or set "
+        f"idle_in_transaction_session_timeout"
+    )
+
+
 def _durability(settings: Mapping[str, str]) -> Durability:
     commit = settings["synchronous_commit"]
     if settings["fsync"] != "on" or commit == "off":
@@ -842,7 +801,7 @@ def from_url(address: Address, clock: Clock | None) -> PostgresBroker:
         schema=ours.get("schema", SCHEMA),
         patience=ours.get("patience", "30s"),
         listen=ours.get("listen"),
-        prepare=ours.get("prepare", "1") not in ("0", "no", "false"),
+        prepare=None if "prepare" not in ours else ours["prepare"] not in ("0", "no", "false"),
     )
 
 

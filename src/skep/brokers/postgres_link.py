@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -34,6 +35,12 @@ MOST_CONNECTIONS = 6  # per event loop
 RETRIES = 20  # of what the server gave up because of others: deadlocks, mostly
 CONNECT_WITHIN = 10.0
 CLOSE_WITHIN = 2.0
+MIGRATE_WITHIN = 600.0
+QUIET, PROBE_EVERY, PROBES = (
+    15,
+    5,
+    3,
+)  # seconds until an idle connection is probed by the system, and how often
 
 # Serialization, deadlock, lock not available; and the id that somebody else put in this very moment: whoever
 # looks again finds it.
@@ -41,6 +48,11 @@ _GAVE_UP = ("40001", "40P01", "55P03", "23505")
 # What the driver raises when a connection is gone, or is just being closed by the server.
 LOST = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 _FULL = ("53100",)
+# Cancelled by an administrator or a timeout of the server's; a standby; out of memory or of connections: all
+# of them before anything was changed.
+_NOT_NOW = ("57014", "25006", "53000", "53200", "53300", "53400")
+_STANDBY = "25006"
+_NO_RIGHTS = "42501"
 _GOING_DOWN = ("57P01", "57P02", "57P03", "57P05")
 _NOT_REPLICATED = "canceling wait for synchronous replication"
 
@@ -57,11 +69,13 @@ class Refused(Exception):
 class PostgresLink:
     """Statements on one database, from any number of event loops."""
 
-    def __init__(self, url: str, *, shown: str, patience: float, prepare: bool = True) -> None:
+    def __init__(self, url: str, *, shown: str, patience: float, prepare: bool | None = None) -> None:
+        """`prepare` says whether statements may be prepared under a name; None: unless there is a pooler."""
         self._url = url
-        self._shown = shown
+        self.shown = shown
         self._patience = patience
         self._prepare = prepare
+        self._named = bool(prepare)
         self._lock = threading.Lock()
         self._lines: dict[asyncio.AbstractEventLoop, _Lines] = {}
         self._pid = 0
@@ -89,17 +103,36 @@ class PostgresLink:
                 raise EngineClosed
             raise ForkedEngine(self._pid, os.getpid())
 
+    async def look_for_pooler(self) -> bool:
+        """Whether something between us and the server gives us sessions of the server in turn.
+
+        It must then answer requests to cancel by itself, so the process it names is not the one that serves
+        us.  Named statements are not safe there, and not only because they may be missing: another client's
+        may have the same name.
+        """
+        connection = await self.connect()
+        try:
+            async with asyncio.timeout(CONNECT_WITHIN), connection.transaction():
+                pooled = await connection.fetchval("SELECT pg_backend_pid()") != connection.get_server_pid()
+        except (asyncpg.PostgresError, *LOST) as error:
+            raise EngineUnavailable(f"{self.shown} did not answer ({_said(error)})") from error
+        finally:
+            connection.terminate()
+        self._named = not pooled if self._prepare is None else self._prepare
+        return bool(pooled)
+
     async def connect(self) -> Connection:
         """A new connection of one's own, for the running loop."""
-        options: dict[str, Any] = {"statement_cache_size": 200 if self._prepare else 0}
+        options: dict[str, Any] = {"statement_cache_size": 200 if self._named else 0}
         try:
             async with asyncio.timeout(CONNECT_WITHIN):
                 connection = await asyncpg.connect(
                     self._url, server_settings={"application_name": "skep"}, **options
                 )
+                _keep_alive(connection, self._patience)
         except (asyncpg.PostgresError, *LOST) as error:
             raise EngineUnavailable(
-                f"{self._shown} cannot be reached ({_said(error)}): nothing was changed"
+                f"{self.shown} cannot be reached ({_said(error)}): nothing was changed"
             ) from error
         return connection
 
@@ -107,11 +140,13 @@ class PostgresLink:
         """What has no effect is repeated once where a connection turns out to be gone."""
         try:
             return await self._fetch(statement, args)
-        except OutcomeUnknown:
+        except OutcomeUnknown as lost:
+            if isinstance(lost.__cause__, TimeoutError):
+                raise EngineUnavailable(f"{self.shown} did not answer in time") from lost
             try:
                 return await self._fetch(statement, args)
             except OutcomeUnknown as error:
-                raise EngineUnavailable(f"{self._shown} did not answer: {error.__cause__}") from error
+                raise EngineUnavailable(f"{self.shown} did not answer: {error.__cause__}") from error
 
     async def write(self, statement: str, *args: object) -> list[Row]:
         """One statement, one commit.  `OutcomeUnknown` when the answer was lost."""
@@ -121,9 +156,9 @@ class PostgresLink:
         """Several statements in one transaction: for migrations."""
         self.check_usable()
         lines = self._lines_here()
-        connection = await lines.take()
+        connection = await self._take(lines)
         try:
-            async with connection.transaction():
+            async with asyncio.timeout(MIGRATE_WITHIN), connection.transaction():
                 return await act(connection)
         except (asyncpg.PostgresError, *LOST) as error:
             raise self._explained(error) from error
@@ -143,16 +178,22 @@ class PostgresLink:
                 raise self._explained(error) from error
             await asyncio.sleep(random.uniform(0.001, 0.01))
         raise EngineUnavailable(
-            f"{self._shown} gave up {RETRIES} times because of others: nothing was changed"
+            f"{self.shown} gave up {RETRIES} times because of others: nothing was changed"
         )
 
     async def _fetch_once(self, lines: _Lines, statement: str, args: Sequence[object]) -> list[Row]:
-        connection = await lines.take()
+        began = asyncio.get_running_loop().time()
+        connection = await self._take(lines)
+        remaining = max(0.01, self._patience - (asyncio.get_running_loop().time() - began))
         try:
-            rows: list[Row] = await connection.fetch(statement, *args, timeout=self._patience)
+            if self._named:
+                rows: list[Row] = await connection.fetch(statement, *args, timeout=remaining)
+            else:
+                async with asyncio.timeout(remaining):
+                    rows = await _fetch_in_transaction(connection, statement, args)
         except asyncpg.PostgresError as error:
-            if error.sqlstate in _GOING_DOWN:
-                connection.terminate()
+            if error.sqlstate in (*_GOING_DOWN, _STANDBY):
+                connection.terminate()  # the next one may lead elsewhere
             raise
         except (
             BaseException
@@ -162,8 +203,17 @@ class PostgresLink:
         finally:
             warning = lines.give_back(connection)
         if warning is not None:
-            raise OutcomeUnknown(f"{self._shown}: {warning}")
+            raise OutcomeUnknown(f"{self.shown}: {warning}")
         return rows
+
+    async def _take(self, lines: _Lines) -> Connection:
+        try:
+            async with asyncio.timeout(self._patience):
+                return await lines.take()
+        except TimeoutError as error:
+            raise EngineUnavailable(
+                f"{self.shown}: no connection was free in time: nothing was changed"
+            ) from error
 
     def _lines_here(self) -> _Lines:
         loop = asyncio.get_running_loop()
@@ -184,14 +234,21 @@ class PostgresLink:
         if code.startswith("SK"):
             return Refused(code, getattr(error, "detail", None) or "")
         if code in _FULL:
-            return StorageFull(self._shown)
+            return StorageFull(self.shown)
+        if code in _NOT_NOW:
+            return EngineUnavailable(f"{self.shown}: {error}: nothing was changed")
+        if code == _NO_RIGHTS:
+            return EngineError(
+                f"{self.shown}: {error}: grant that to this user, or let another one run what "
+                f"`skep init --sql` prints"
+            )
         if code in _GAVE_UP:
-            return EngineUnavailable(f"{self._shown}: {error}: nothing was changed")
+            return EngineUnavailable(f"{self.shown}: {error}: nothing was changed")
         if isinstance(error, asyncpg.PostgresError) and not (
             code in _GOING_DOWN or isinstance(error, asyncpg.PostgresConnectionError)
         ):
-            return EngineError(f"{self._shown}: {error}")
-        return OutcomeUnknown(f"{self._shown}: the answer was lost ({_said(error)})")
+            return EngineError(f"{self.shown}: {error}")
+        return OutcomeUnknown(f"{self.shown}: the answer was lost ({_said(error)})")
 
 
 class _Lines:
@@ -261,3 +318,33 @@ async def _let_go(connection: Connection) -> None:
 
 def _said(error: Exception) -> str:
     return str(error) or type(error).__name__
+
+
+async def _fetch_in_transaction(connection: Connection, statement: str, args: Sequence[object]) -> list[Row]:
+    """Without named statements: asking for one and running it must reach the same session of the server."""
+    await connection.execute("BEGIN")
+    try:
+        rows: list[Row] = await connection.fetch(statement, *args)
+        await connection.execute("COMMIT")
+    except asyncpg.PostgresError:
+        await connection.execute("ROLLBACK")
+        raise
+    return rows
+
+
+def _keep_alive(connection: Connection, patience: float) -> None:
+    """Let the system find out that the other side is gone, also while nobody asks anything."""
+    transport = getattr(connection, "_transport", None)
+    sock = transport.get_extra_info("socket") if transport is not None else None
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {
+        "TCP_KEEPIDLE": QUIET,
+        "TCP_KEEPINTVL": PROBE_EVERY,
+        "TCP_KEEPCNT": PROBES,
+        "TCP_USER_TIMEOUT": max(1, round(patience * 1000)),
+    }
+    for name, value in options.items():
+        if hasattr(socket, name):  # not everywhere
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -42,7 +42,7 @@ from skep.brokers.sqlite_file import SQLiteFile
 from skep.brokers.statements import load_statements
 from skep.brokers.waiting import Waiters
 from skep.brokers.watching import FileWatches
-from skep.clock import Clock, SystemClock, from_us, span_us, to_us
+from skep.clock import Clock, SystemClock, from_us, span_until, span_us, to_us
 from skep.duration import Duration, duration
 from skep.errors import BadSetting, BatchSealed, EngineClosed, QueueFull, UnknownBatch
 from skep.job import Done, Error, Event, Job, Lease, Outcome, Progress, Record, State
@@ -179,12 +179,12 @@ class SQLiteBroker:
 
         return await self._write(act)
 
-    async def sweep(self, *, limit: int = 1000) -> Swept:
+    async def sweep(self, *, limit: int = 1000, by: str | None = None) -> Swept:  # noqa: ARG002  # nobody to share with
         now_us = self._clock.now_us()
         idle = self._file.peek(lambda db: _one(db, "anything_to_sweep", now_us=now_us)) == 0
         if idle and self._retention.dead_max is None:
             next_us = self._file.peek(lambda db: _one(db, "next_moment", now_us=now_us))
-            return Swept(next_at=_moment(next_us))
+            return Swept(next_in=span_until(next_us, now_us))
         return await self._write(lambda work: work.sweep(limit))
 
     def _anything(self, wants: Mapping[str, int]) -> bool:
@@ -280,6 +280,10 @@ class SQLiteBroker:
         return await self._write(lambda work: work.fire(name, to_us(instant), job, to_us(next_at)))
 
     # --- Hints ---------------------------------------------------------------------------
+
+    @property
+    def hears(self) -> bool:
+        return False  # a commit may be noticed late, and looking is a read of a few pages
 
     async def wait(self, queues: Sequence[str], timeout: float) -> bool:
         """This process tells by events; other processes are noticed by what they write to the log."""
@@ -792,7 +796,7 @@ class _Work:
             self._expire(self._live(job_id))
         removed = self._forget_old(limit)
         next_us = _one(self.db, "next_moment", now_us=self.now_us)
-        return Swept(promoted, len(lost), len(over), removed, _moment(next_us))
+        return Swept(promoted, len(lost), len(over), removed, span_until(next_us, self.now_us))
 
     def _reap(self, fences: list[int]) -> None:
         to_front: list[tuple[_Live, Step]] = []

@@ -17,7 +17,7 @@ import msgspec
 
 from skep import wire
 from skep.broker import Engine
-from skep.clock import span_us, to_us
+from skep.clock import span_us
 from skep.context import Job as RunningJob
 from skep.duration import Duration, duration
 from skep.handle import Handle
@@ -424,8 +424,8 @@ class Kit(Looking):
         """The next instant at which something is to happen, at most this one."""
         now_us = self.clock.now_us()
         moments = [end_us]
-        if (next_at := (await self.engine.sweep()).next_at) is not None:
-            moments.append(to_us(next_at))
+        if (next_in := (await self.engine.sweep()).next_in) is not None:
+            moments.append(now_us + span_us(next_in))
         if (seconds := self._worker.next_moment) is not None:
             moments.append(self._start_us + round(seconds * 1_000_000))
         if self._worker.busy:

@@ -223,7 +223,7 @@ class Model:
         for entry in expired:
             self._expire(entry)
         self._forget()
-        return Swept(promoted=promoted, reaped=reaped, expired=len(expired), next_at=self._next_at())
+        return Swept(promoted=promoted, reaped=reaped, expired=len(expired), next_in=self._next_in())
 
     # --- operators ---------------------------------------------------------------------------
 
@@ -702,11 +702,11 @@ class Model:
             if not group.sealed and open_until <= self.now:
                 self._abandon(group)
 
-    def _next_at(self) -> datetime | None:
+    def _next_in(self) -> timedelta | None:
         moments = [entry.due_at for entry in self.jobs if entry.state is State.READY]
         moments += [e.lease_until for e in self.jobs if e.state is State.RUNNING and e.lease_until]
         moments += [schedule.next_at for schedule in self.schedules.values() if not schedule.paused]
-        return min((moment for moment in moments if moment > self.now), default=None)
+        return min((moment - self.now for moment in moments if moment > self.now), default=None)
 
     # --- looking -----------------------------------------------------------------------------
 

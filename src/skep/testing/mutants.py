@@ -171,22 +171,22 @@ class LostIsAccepted(Wrapped):
 class CrashNotCounted(Wrapped):
     """A lost lease is taken for one that was given back."""
 
-    async def sweep(self, *, limit: int = ALL) -> Swept:
+    async def sweep(self, *, limit: int = ALL, by: str | None = None) -> Swept:
         lost = [
             self.newest[record.id]
             for record in await self.every(Filter(state=State.RUNNING))
             if record.lease_until is not None and record.lease_until <= self.clock.now
         ]
         await self.engine.settle([(lease, Release()) for lease in lost])
-        swept = await self.engine.sweep(limit=limit)
+        swept = await self.engine.sweep(limit=limit, by=by)
         return replace(swept, reaped=len(lost))
 
 
 class NoCrashLimit(Wrapped):
     """A job that has crashed too often runs again."""
 
-    async def sweep(self, *, limit: int = ALL) -> Swept:
-        swept = await self.engine.sweep(limit=limit)
+    async def sweep(self, *, limit: int = ALL, by: str | None = None) -> Swept:
+        swept = await self.engine.sweep(limit=limit, by=by)
         crashed = await self.every(Filter(state=State.DEAD, reason="crashed"))
         await self.engine.replay([record.id for record in crashed])
         return swept
@@ -307,9 +307,9 @@ class ReleaseToBack(Wrapped):
 class CrashedToBack(Wrapped):
     """A job whose lease was lost goes behind those that wait."""
 
-    async def sweep(self, *, limit: int = ALL) -> Swept:
+    async def sweep(self, *, limit: int = ALL, by: str | None = None) -> Swept:
         running = await self.every(Filter(state=State.RUNNING))
-        swept = await self.engine.sweep(limit=limit)
+        swept = await self.engine.sweep(limit=limit, by=by)
         for record in running:
             await self.to_back_if_waiting(record.id)
         return swept

@@ -51,7 +51,7 @@ class PostgresServer:
         self.folder = root / "postgres"
         self.folder.mkdir(parents=True)
         self._settings = settings
-        self._log = self.folder / "log"
+        self.log = self.folder / "log"
         self._identity: dict[str, Any] = {}
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
         self._exe: Path | None = None
@@ -70,7 +70,7 @@ class PostgresServer:
         if not self.durable:
             settings += ["fsync=off", "synchronous_commit=off", "full_page_writes=off"]
         options = [part for setting in (*settings, *self._settings) for part in ("-c", setting)]
-        with self._log.open("ab") as log:
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [self._exe, "-D", self.folder / "data", "-p", str(self.port), *options],
                 stdin=subprocess.DEVNULL,
@@ -84,7 +84,7 @@ class PostgresServer:
         deadline = time.monotonic() + STARTS_WITHIN
         while not _answers(self.port):
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"PostgreSQL did not start:\n{self._log.read_text()[-2000:]}")
+                raise RuntimeError(f"PostgreSQL did not start:\n{self.log.read_text()[-2000:]}")
             time.sleep(0.01)
 
     def stop(self) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 
 from skep.broker import LOG_LINES, Engine, Exchange, Note
 from skep.errors import EngineError, StorageBroken
-from skep.job import Dead, Identity, Lease, Outcome, Progress, Release, describe
+from skep.job import Dead, Identity, Lease, Outcome, Progress, Release, describe, new_id
 from skep.worker.keeper import Keeper
 from skep.worker.settings import Mode, Settings
 from skep.worker.slots import SlotLane
@@ -61,8 +61,9 @@ class Pump:
         self._leasing = True
         self._finishing = False
         self._budget = 1 if settings.mode is Mode.ONCE else None
+        self._name = new_id()  # among those who sweep
         self._next_sweep = 0.0
-        self._next_due: float | None = None
+        self._told_when_to_sweep = False
         self._backoff = FIRST_BACKOFF
         self.settled = 0
         self.drained = asyncio.Event()  # set when a mode that ends has nothing left to do
@@ -232,15 +233,19 @@ class Pump:
             raise
 
     async def _sweep(self) -> None:
-        """Any worker does what time asks for, about once a second and when something becomes due."""
+        """Any worker does what time asks for: when the engine says, or about once a second."""
         now = self._clock()
-        if now < self._next_sweep and (self._next_due is None or now < self._next_due):
+        if now < self._next_sweep:
             return
-        self._next_sweep = now + SWEEP_EVERY * random.uniform(0.8, 1.2)
-        swept = await self._engine.sweep()
-        self._next_due = None
-        if swept.next_at is not None:
-            self._next_due = now + (swept.next_at - await self._engine.now()).total_seconds()
+        pause = SWEEP_EVERY * random.uniform(0.8, 1.2)
+        self._next_sweep = now + pause
+        swept = await self._engine.sweep(by=self._name)
+        self._told_when_to_sweep = swept.again_in is not None
+        if swept.again_in is not None:
+            pause = swept.again_in.total_seconds()
+        elif swept.next_in is not None:
+            pause = min(pause, swept.next_in.total_seconds())
+        self._next_sweep = self._clock() + pause
 
     def _look_whether_drained(self, leased: int) -> None:
         busy = leased or self._done or self._notes or any(lane.buffer or lane.busy for lane in self._lanes)
@@ -263,10 +268,10 @@ class Pump:
             return
         self.resting.set()
         now = self._clock()
-        moments = [now + self._settings.poll.total_seconds(), self._next_sweep]
-        if self._next_due is not None:
-            moments.append(self._next_due)
-        timeout = max(0.0, min(moments) - now)
+        # Each sweep is followed by a look.  Where hints arrive that is often enough, and no poll is needed.
+        timeout = max(0.0, self._next_sweep - now)
+        if not self._engine.hears:
+            timeout = min(timeout, self._settings.poll.total_seconds())
         if self._leasing and any(self._room(lane) for lane in self._lanes):
             await self._wait_for_work(timeout)
         else:
@@ -290,7 +295,7 @@ class Pump:
             for waiting in (hint, word):
                 waiting.cancel()
             await asyncio.gather(hint, word, return_exceptions=True)
-        if hinted:
+        if hinted and not self._told_when_to_sweep:
             self._next_sweep = min(self._next_sweep, self._clock())  # it may have been put for later
 
     async def _wait_for_the_engine(self, error: EngineError) -> None:

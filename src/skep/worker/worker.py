@@ -100,6 +100,7 @@ class Worker:
         for lane in self._lanes:
             if queue in lane.queues:
                 lane.resize(slots)
+                self._pump.wake()
                 return
         raise BadSetting(f"this worker does not serve queue {queue!r}")
 

@@ -18,7 +18,7 @@ SELECT n, new_end, asked FROM skep.renew($1, $2, $3, $4);
 SELECT skep.note($1);
 
 -- name: sweep
-SELECT promoted, reaped, expired, removed, now_us, next_us FROM skep.sweep($1, $2, $3, $4, $5);
+SELECT promoted, reaped, expired, removed, now_us, next_us, again_us, look FROM skep.sweep_by($1, $2, $3, $4, $5, $6);
 
 -- name: notify
 SELECT pg_notify($1, queue) FROM unnest($2::text[]) AS queue;
@@ -32,6 +32,21 @@ SELECT queue FROM unnest($2::text[]) AS wanted (queue)
 
 -- name: now
 SELECT skep.moment(NULL);
+
+-- name: old_transactions
+-- Who keeps VACUUM from removing what is gone, for longer than this: transactions, prepared ones, and replication slots.
+-- Those of other users are seen only by members of pg_read_all_stats.
+SELECT 'transaction' AS what, pid::text AS name, extract(epoch FROM clock_timestamp() - xact_start)::float8 AS seconds,
+       coalesce(application_name, '') AS application, coalesce(state, '') AS state
+  FROM pg_catalog.pg_stat_activity
+ WHERE (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) AND xact_start < clock_timestamp() - $1::float8 * interval '1 second'
+   AND backend_type = 'client backend' AND datname = current_database()
+UNION ALL
+SELECT 'prepared transaction', gid, extract(epoch FROM clock_timestamp() - prepared)::float8, owner::text, 'prepared'
+  FROM pg_catalog.pg_prepared_xacts
+ WHERE database = current_database() AND prepared < clock_timestamp() - $1::float8 * interval '1 second'
+ ORDER BY seconds DESC
+ LIMIT 10;
 
 -- name: settings
 SELECT name, setting FROM pg_catalog.pg_settings

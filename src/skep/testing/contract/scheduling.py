@@ -145,9 +145,22 @@ class Scheduling:
         clock.advance("1s")
         third = await engine.sweep()
 
-        assert (first.promoted, first.next_at) == (0, START + timedelta(seconds=1))
-        assert (second.promoted, second.next_at) == (2, START + timedelta(seconds=3))
-        assert (third.promoted, third.next_at) == (1, None)
+        assert (first.promoted, first.next_in) == (0, timedelta(seconds=1))
+        assert (second.promoted, second.next_in) == (2, timedelta(seconds=1))
+        assert (third.promoted, third.next_in) == (1, None)
+
+    async def test_one_who_sweeps_by_name_is_told_to_come_when_there_is_something_to_do(
+        self, engine: Engine, clock: FakeClock
+    ) -> None:
+        """L1: alone, it is told no later moment than that; and what it does is what everybody does."""
+        await engine.put([a_job(delay_ms=300)])
+        first = await engine.sweep(by="one")
+        clock.advance("300ms")
+        second = await engine.sweep(by="one")
+
+        assert (first.promoted, first.next_in) == (0, timedelta(milliseconds=300))
+        assert first.again_in is None or first.again_in == first.next_in
+        assert (second.promoted, second.next_in) == (1, None)
 
     async def test_a_sweep_does_each_kind_of_work_up_to_its_limit(
         self, engine: Engine, clock: FakeClock
@@ -167,7 +180,7 @@ class Scheduling:
         lease = await take_one(engine)
         clock.advance("5s")
 
-        assert (await engine.sweep()).next_at == lease.until
+        assert (await engine.sweep()).next_in == lease.until - clock.now
 
     async def test_a_sweep_tells_when_the_next_schedule_fires(self, engine: Engine, clock: FakeClock) -> None:
         """C1."""
@@ -175,7 +188,7 @@ class Scheduling:
         await engine.put([a_job(delay_ms=60_000)])
         await engine.put_schedule(Schedule(name="often", timing=Every(5000), job=a_job()), soon)
 
-        assert (await engine.sweep()).next_at == soon
+        assert (await engine.sweep()).next_in == soon - clock.now
 
     async def test_a_waiting_job_can_be_made_due_earlier(self, engine: Engine, clock: FakeClock) -> None:
         """I2."""
@@ -219,7 +232,7 @@ class Scheduling:
         local = await put_one(engine, due_at=(clock.now + HOUR).astimezone(there))
         far = await put_one(engine, due_at=datetime(9998, 12, 31, tzinfo=UTC))
 
-        assert (await engine.sweep()).next_at == clock.now + HOUR
+        assert (await engine.sweep()).next_in == HOUR
 
         assert (await look(engine, local.id)).due_at == clock.now + HOUR
         assert (await look(engine, far.id)).due_at.year == 9998

@@ -1,0 +1,57 @@
+-- How all that sweep share the work, so that a large fleet asks no more of the server than a small one.
+
+-- Who sweeps, and when each has said to come back.  Whoever is late for long is gone.
+CREATE TABLE sweeper (name text COLLATE "C" PRIMARY KEY, back_us bigint NOT NULL) WITH (fillfactor = 50);
+
+-- When it was last looked for transactions that are too old.
+CREATE TABLE watch (looked_us bigint NOT NULL);
+INSERT INTO watch VALUES (0);
+
+-- When `who`, which has just swept, should come back: after a second where it is alone, and in a fleet so much later
+-- that there are ten sweeps in six seconds together.  The last to come before something is to be done (next_us, or NULL)
+-- comes back for that; if it does not, the next one finds it.
+CREATE FUNCTION come_back(now_us bigint, who text, next_us bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    late bigint := 30000000;
+    longest bigint := 120000000;
+    others bigint;
+    soonest bigint;
+    back bigint;
+BEGIN
+    SELECT count(*), min(s.back_us) FILTER (WHERE s.back_us > now_us) INTO others, soonest
+      FROM sweeper s WHERE s.name <> who;
+    back := now_us + greatest(1000000, least(longest, (others + 1) * 600000)) * (0.8 + 0.4 * random());
+    IF next_us < back AND (soonest IS NULL OR next_us <= soonest) THEN
+        back := next_us;
+    END IF;
+    INSERT INTO sweeper VALUES (who, back) ON CONFLICT (name) DO UPDATE SET back_us = excluded.back_us;
+    DELETE FROM sweeper WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM sweeper s WHERE s.back_us < now_us - late OR s.back_us > now_us + 2 * longest
+           FOR UPDATE SKIP LOCKED));
+    RETURN back;
+END $$;
+
+-- Whether it is time to look for old transactions: for one of all that ask in a minute.
+CREATE FUNCTION should_look(now_us bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE watch SET looked_us = now_us WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM watch WHERE abs(now_us - looked_us) >= 60000000 FOR UPDATE SKIP LOCKED));
+    RETURN FOUND;
+END $$;
+
+-- Sweep, and be told when to come back and whether to look; `who` is NULL for those who will not come back.
+CREATE FUNCTION sweep_by(
+    at bigint, most integer, dead_us bigint, cancelled_us bigint, dead_max bigint, who text,
+    OUT promoted integer, OUT reaped integer, OUT expired integer, OUT removed integer, OUT now_us bigint,
+    OUT next_us bigint, OUT again_us bigint, OUT look boolean
+) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    SELECT s.promoted, s.reaped, s.expired, s.removed, s.now_us, s.next_us
+      INTO promoted, reaped, expired, removed, now_us, next_us
+      FROM sweep(at, most, dead_us, cancelled_us, dead_max) AS s;
+    look := false;
+    IF who IS NOT NULL THEN
+        again_us := come_back(now_us, who, next_us);
+        look := should_look(now_us);
+    END IF;
+END $$;
