@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
@@ -11,15 +12,16 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from skep.address import Address, masked
-from skep.broker import Durability, Engine, Receipt, Transactional
+from skep.broker import Durability, Engine, Receipt, Remote, Transactional
 from skep.clock import Clock
 from skep.engines import make_engine, require, target_of
-from skep.errors import BadSetting
-from skep.job import Job
+from skep.errors import BadSetting, EngineUnavailable, OutcomeUnknown
+from skep.job import Job, new_id
 
 T = TypeVar("T")
 
 MOST_PER_PUT = 1000
+REPEAT_AFTER = (0.1, 0.5, 2.0)  # seconds, about, before a put whose answer was lost is made again
 
 
 class Coalescer:
@@ -58,6 +60,9 @@ class Coalescer:
     async def _put_bundle(self, bundle: list[tuple[Job, asyncio.Future[Receipt]]]) -> None:
         try:
             receipts = await self._put([job for job, _ in bundle])
+        except (OutcomeUnknown, EngineUnavailable) as error:  # nobody's fault; and the jobs may have been put
+            for _, future in bundle:
+                _answer(future, error)
         except Exception as error:
             if len(bundle) == 1:
                 _answer(bundle[0][1], error)
@@ -76,6 +81,38 @@ def _answer(future: asyncio.Future[Receipt], answer: Receipt | BaseException) ->
         future.set_exception(answer)
     else:
         future.set_result(answer)
+
+
+async def _put_over_a_wire(engine: Engine, jobs: list[Job]) -> list[Receipt]:
+    """Put with a token, and again with the same one where the answer was lost: that makes no second job."""
+    token = new_id()
+    unknown: OutcomeUnknown | None = None
+    for pause in (*REPEAT_AFTER, None):
+        try:
+            receipts = await engine.put(jobs, token=token)
+        except OutcomeUnknown as error:
+            unknown = error
+        except EngineUnavailable as error:
+            if unknown is None:  # and nothing was changed
+                raise
+            unknown.__context__ = error
+        else:
+            return receipts if unknown is None else _first_receipts(jobs, receipts)
+        if pause is not None:
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+    assert unknown is not None
+    raise unknown
+
+
+def _first_receipts(jobs: list[Job], receipts: list[Receipt]) -> list[Receipt]:
+    """Of a repeated put, which says of everything that it is there: what the first said, as far as we know.
+
+    Whether a chosen id was new is not known any more.
+    """
+    return [
+        Receipt(receipt.id, receipt.created or (receipt.id == job.id and not job.chosen))
+        for job, receipt in zip(jobs, receipts, strict=True)
+    ]
 
 
 class Background:
@@ -159,7 +196,10 @@ class Producer:
         return receipts
 
     async def _put(self, jobs: list[Job]) -> list[Receipt]:
-        return await (await self.ready()).put(jobs)
+        engine = await self.ready()
+        if isinstance(engine, Remote) and engine.remote:
+            return await _put_over_a_wire(engine, jobs)
+        return await engine.put(jobs)
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine for a synchronous caller."""

@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 
 from skep import wire
 from skep.address import masked
-from skep.broker import Filter
+from skep.broker import Filter, Watched
 from skep.cli.session import PROBLEMS, Session, on_app
 from skep.errors import BadSetting, BrokenPayload, EngineError, SkepError, UnknownTask
 from skep.job import Record, State
@@ -50,6 +50,8 @@ async def check(session: Session, queue: str | None) -> int | None:
     except (EngineError, BadSetting) as error:
         problems.append(Problem("engine", str(facts["url"]), str(error)))
     else:
+        if isinstance(engine, Watched):
+            problems += [Problem("server", str(facts["url"]), why) for why in await engine.complaints()]
         if session.declares:
             looked, found = await job_problems(session, queue)
             facts["jobs"] = looked
