@@ -59,11 +59,15 @@ class Fleet:
         await producer.put([job])
         return await self.started.get() - began
 
-    async def resting(self) -> None:
-        """Until everybody has looked, found nothing, and listens."""
+    async def resting(self, server: PostgresServer) -> None:
+        """Until everybody has looked, found nothing, and listens; and the noise of that is over."""
         for app in self.apps:
             while not app.engine.hears:
                 await asyncio.sleep(0.05)
+        before = 0
+        while statements(server) - before > WORKERS / 10:
+            before = statements(server)
+            await asyncio.sleep(0.5)
 
 
 def statements(server: PostgresServer) -> int:
@@ -79,7 +83,7 @@ async def test_an_idle_fleet_asks_little_and_starts_a_job_at_once() -> None:
         async with AsyncExitStack() as stack:
             for _ in range(WORKERS):
                 await stack.enter_async_context(fleet.one())
-            await fleet.resting()
+            await fleet.resting(server)
 
             before = statements(server)
             await asyncio.sleep(SECONDS)  # the measurement
