@@ -74,6 +74,9 @@ class Swept(Struct, frozen=True):
 
     `again_in` is when the one who swept should come back, where an engine shares its sweeping out among all
     that do it; None: whenever it likes, and when `next_in` has passed.
+
+    `schedules_due` tells that an instant of some schedule has come and was not fired yet, so that nobody has
+    to ask for them just to see.
     """
 
     promoted: int = 0
@@ -82,6 +85,7 @@ class Swept(Struct, frozen=True):
     removed: int = 0
     next_in: timedelta | None = None
     again_in: timedelta | None = None
+    schedules_due: bool = False
 
 
 class Counts(Struct, frozen=True):

@@ -128,11 +128,15 @@ class Retry(Struct, frozen=True):
 
 
 class Dead(Struct, frozen=True):
-    """It will not be run again.  `keep=None` keeps it for as long as the engine keeps dead jobs."""
+    """It will not be run again.  `keep=None` keeps it for as long as the engine keeps dead jobs.
+
+    Emissions are put in the same step, as those of a job that is done: what goes on whatever became of it.
+    """
 
     reason: str = "failed"
     error: Error | None = None
     keep: timedelta | None = None
+    emit: tuple[Job, ...] = ()
 
 
 class Snooze(Struct, frozen=True):

@@ -11,18 +11,30 @@ That is what cron does, and what people expect of `0 3 * * *` and of `*/5 * * * 
 
 from __future__ import annotations
 
+import re
+import zoneinfo
+from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
+from typing import Literal, TypeVar
+from uuid import UUID
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
 from msgspec import Struct
+from msgspec.structs import replace
 
 from skep.clock import EPOCH
-from skep.duration import LONGEST_MS, milliseconds
-from skep.errors import BadSetting
-from skep.job import Job, derive_id
+from skep.duration import LONGEST_MS, Duration, milliseconds
+from skep.errors import BadName, BadSetting
+from skep.job import Job, UniqueUntil, derive_id
+
+MOST_MISSED = 1000  # instants that one return from a long absence may fire
+SHORTEST_MS = 1000  # of a period: what is shorter is a loop, not a schedule
+NAME = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]{1,200}")
+SCHEDULE_HEADER = "skep-schedule"
+INSTANT_HEADER = "skep-instant"
 
 _ALIASES = {
     "@yearly": "0 0 1 1 *",
@@ -69,7 +81,10 @@ class Overlap(StrEnum):
 
 
 class Schedule(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A job to put at each instant of a timing.  `job` is the pattern; each firing gets its own id."""
+    """A job to put at each instant of a timing.  `job` is the pattern; each firing gets its own id.
+
+    `declared` ones belong to code that says so: only workers which run that code fire them.
+    """
 
     name: str
     timing: Timing
@@ -79,6 +94,7 @@ class Schedule(Struct, frozen=True, kw_only=True, omit_defaults=True):
     misfire_after_ms: int = milliseconds("1m")
     overlap: Overlap = Overlap.ALLOW
     jitter_ms: int = 0
+    declared: bool = False
 
 
 class ScheduleRecord(Struct, frozen=True, kw_only=True):
@@ -88,6 +104,209 @@ class ScheduleRecord(Struct, frozen=True, kw_only=True):
     next_at: datetime
     last_at: datetime | None = None
     paused: bool = False
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """A timing with its policies: everything of a schedule but its name and its job."""
+
+    timing: Timing
+    misfire: Misfire = Misfire.ONCE
+    misfire_limit: int = 100
+    misfire_after_ms: int = milliseconds("1m")
+    overlap: Overlap = Overlap.ALLOW
+    jitter_ms: int = 0
+
+    def schedule(self, name: str, job: Job, *, declared: bool = False) -> Schedule:
+        """This plan for a job.  `BadSetting` for a name or a job that cannot be scheduled."""
+        if not NAME.fullmatch(name):
+            raise BadName("schedule", name, "1 to 200 characters, no white space, no control characters")
+        _check_pattern(name, job, self.overlap)
+        return Schedule(
+            name=name,
+            timing=self.timing,
+            job=replace(job, id=derive_id("pattern", name)),  # so that putting it again changes nothing
+            misfire=self.misfire,
+            misfire_limit=self.misfire_limit,
+            misfire_after_ms=self.misfire_after_ms,
+            overlap=self.overlap,
+            jitter_ms=self.jitter_ms,
+            declared=declared,
+        )
+
+
+class Firing(Struct, frozen=True):
+    """One step of a schedule: settle `instant` with this job, if any, and go on to `next_at`."""
+
+    instant: datetime
+    job: Job | None
+    next_at: datetime
+
+
+# --- what users write --------------------------------------------------------------------
+
+MisfireName = Literal["skip", "once", "all"]
+OverlapName = Literal["allow", "skip", "queue-one"]
+
+
+def cron(
+    expression: str,
+    *,
+    tz: str = "UTC",
+    misfire: MisfireName = "once",
+    misfire_limit: int = 100,
+    misfire_after: Duration = "1m",
+    overlap: OverlapName = "allow",
+    jitter: Duration = 0,
+) -> Plan:
+    """At the times of a cron expression, as clocks in `tz` show them; see docs/schedules.md."""
+    timing = Cron(expression, tz)
+    return _plan(timing, misfire, misfire_limit, misfire_after, overlap, jitter)
+
+
+def every(
+    period: Duration,
+    *,
+    anchor: datetime | None = None,
+    misfire: MisfireName = "once",
+    misfire_limit: int = 100,
+    misfire_after: Duration = "1m",
+    overlap: OverlapName = "allow",
+    jitter: Duration = 0,
+) -> Plan:
+    """At whole numbers of periods from the anchor (1970, in UTC): "15m" means on the quarter hours."""
+    timing = Every(milliseconds(period), EPOCH if anchor is None else anchor)
+    if timing.period_ms < SHORTEST_MS:
+        raise BadSetting(f"a schedule of every {timing.period_ms} ms is too fast: give at least 1s")
+    return _plan(timing, misfire, misfire_limit, misfire_after, overlap, jitter)
+
+
+def _plan(timing: Timing, misfire: str, limit: int, after: Duration, overlap: str, jitter: Duration) -> Plan:
+    check(timing)
+    if not 1 <= limit <= MOST_MISSED:
+        raise BadSetting(f"misfire_limit={limit!r}: give a number from 1 to {MOST_MISSED:,}")
+    return Plan(
+        timing=timing,
+        misfire=_choice(Misfire, "misfire", misfire),
+        misfire_limit=limit,
+        misfire_after_ms=milliseconds(after),
+        overlap=_choice(Overlap, "overlap", overlap),
+        jitter_ms=milliseconds(jitter),
+    )
+
+
+_E = TypeVar("_E", Misfire, Overlap)
+
+
+def _choice(kind: type[_E], what: str, given: str) -> _E:
+    try:
+        return kind(given)
+    except ValueError as error:
+        known = ", ".join(repr(one.value) for one in kind)
+        raise BadSetting(f"{what}={given!r} is unknown: use one of {known}") from error
+
+
+def _check_pattern(name: str, job: Job, overlap: Overlap) -> None:
+    """The schedule itself says when, and gives each of its jobs an id."""
+    if job.delay_ms or job.due_at is not None or job.chosen or job.expires_at is not None:
+        raise BadSetting(f"schedule {name!r}: leave delay, at, job_id and a fixed time of expiry to it")
+    if job.batch is not None:
+        raise BadSetting(f"schedule {name!r}: its jobs cannot join a batch, which would never end")
+    if overlap is not Overlap.ALLOW and job.unique is not None:
+        raise BadSetting(
+            f"schedule {name!r}: overlap={overlap.value!r} needs the unique key: leave unique= out"
+        )
+    if overlap is Overlap.QUEUE_ONE and job.key is not None:
+        raise BadSetting(f"schedule {name!r}: overlap={overlap.value!r} needs the key: leave key= out")
+
+
+# --- what a schedule puts ----------------------------------------------------------------
+
+
+def overlap_key(name: str) -> str:
+    """The unique key, and the key with a limit of one, by which engines keep its jobs apart."""
+    return f"schedule:{name}"
+
+
+def job_for(schedule: Schedule, instant: datetime) -> Job:
+    """The job of one instant: the same whoever makes it."""
+    due_at = instant + jitter_of(schedule, instant) if schedule.jitter_ms else None
+    job = replace(schedule.job, id=firing_id(schedule.name, instant), chosen=True, due_at=due_at)
+    return _marked(schedule, job, instant)
+
+
+def job_now(schedule: Schedule, job_id: str, now: datetime) -> Job:
+    """A job outside of the instants, by hand; the overlap policy holds for it as well."""
+    return _marked(schedule, replace(schedule.job, id=job_id), now)
+
+
+def _marked(schedule: Schedule, job: Job, instant: datetime) -> Job:
+    told = {SCHEDULE_HEADER: schedule.name, INSTANT_HEADER: instant.astimezone(UTC).isoformat()}
+    job = replace(job, headers={**job.headers, **told})
+    match schedule.overlap:
+        case Overlap.ALLOW:
+            return job
+        case Overlap.SKIP:
+            return replace(job, unique=overlap_key(schedule.name))
+        case Overlap.QUEUE_ONE:
+            key = overlap_key(schedule.name)
+            return replace(job, unique=key, unique_until=UniqueUntil.STARTED, key=key)
+
+
+def jitter_of(schedule: Schedule, instant: datetime) -> timedelta:
+    """How much later than its instant this job becomes due: drawn from its id, so that all agree."""
+    drawn = UUID(firing_id(schedule.name, instant)).int % 2**32
+    return timedelta(milliseconds=schedule.jitter_ms * drawn // 2**32)
+
+
+# --- the instants ------------------------------------------------------------------------
+
+
+def firings(record: ScheduleRecord, now: datetime) -> Iterator[Firing]:
+    """The steps that bring a schedule from its next instant up to now, each of them whole in itself.
+
+    Later than its patience, everything up to now counts as missed, and the policy says how many of those
+    instants fire, the newest ones: none, one, or up to a limit.  The others are settled without a job.
+    """
+    schedule, instant = record.schedule, record.next_at
+    if now - instant > timedelta(milliseconds=schedule.misfire_after_ms):
+        kept = newest(schedule.timing, instant, now, _most(schedule))
+        first = kept[0] if kept else next_instant(schedule.timing, now)
+        if first > instant:
+            yield Firing(instant, None, first)
+            instant = first
+    while instant <= now:
+        following = next_instant(schedule.timing, instant)
+        yield Firing(instant, job_for(schedule, instant), following)
+        instant = following
+
+
+def _most(schedule: Schedule) -> int:
+    return {Misfire.SKIP: 0, Misfire.ONCE: 1, Misfire.ALL: schedule.misfire_limit}[schedule.misfire]
+
+
+def newest(timing: Timing, first: datetime, until: datetime, most: int) -> list[datetime]:
+    """The last `most` instants from `first`, which is one, to `until`, in their order.
+
+    Looks at the end, and further back only while too few are found: what ran every second and was away
+    for a year has 31 million instants.
+    """
+    if most == 0:
+        return []
+    span = timedelta(minutes=1)
+    while (start := until - span) > first:
+        found = _last(timing, next_instant(timing, start), until, most)
+        if len(found) == most:
+            return found
+        span *= 2
+    return _last(timing, first, until, most)
+
+
+def _last(timing: Timing, instant: datetime, until: datetime, most: int) -> list[datetime]:
+    found: deque[datetime] = deque(maxlen=most)
+    while instant <= until:
+        found.append(instant)
+        instant = next_instant(timing, instant)
+    return list(found)
 
 
 def firing_id(name: str, instant: datetime) -> str:
@@ -167,4 +386,7 @@ def _zone(name: str) -> tzinfo:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        if not zoneinfo.available_timezones():
+            told = f"this machine has no time zone database to find {name!r} in: pip install tzdata"
+            raise BadSetting(told) from error
         raise BadSetting(f"{name!r} is not a time zone: write a name such as Europe/Paris") from error

@@ -40,6 +40,7 @@ from skep.broker import (
 from skep.clock import Clock, SystemClock, from_us, span_us, to_us
 from skep.errors import BatchSealed, EngineClosed, QueueFull, UnknownBatch
 from skep.job import (
+    Dead,
     Done,
     Error,
     Event,
@@ -545,7 +546,7 @@ class Moment:
             if entry is None or step is None:
                 lost.append(lease)
                 continue
-            self.record(entry, step, outcome.emit if isinstance(outcome, Done) else ())
+            self.record(entry, step, outcome.emit if isinstance(outcome, Done | Dead) else ())
             if step.front:
                 released.append(entry)
         self.to_front(released)
@@ -665,6 +666,7 @@ class Moment:
             expired=self.expire_due(limit),
             removed=self.forget(limit),
             next_in=self.next_in(),
+            schedules_due=any(self.is_due(record) for record in self.storage.schedules.values()),
         )
 
     def reap(self, limit: int) -> int:

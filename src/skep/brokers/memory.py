@@ -37,6 +37,7 @@ from skep.brokers.waiting import Waiters
 from skep.clock import Clock, SystemClock, from_us, span_until, span_us, to_us
 from skep.errors import BatchSealed, EngineClosed, QueueFull, UnknownBatch
 from skep.job import (
+    Dead,
     Done,
     Error,
     Event,
@@ -219,6 +220,9 @@ class _Timer:
         self.next_us = next_us
         self.last_us: int | None = None
         self.paused = False
+
+    def is_due(self, now_us: int) -> bool:
+        return not self.paused and self.next_us <= now_us
 
     def record(self) -> ScheduleRecord:
         return ScheduleRecord(
@@ -523,7 +527,7 @@ class MemoryBroker:
             if entry is None or step is None:
                 lost.append(lease)
                 continue
-            if isinstance(outcome, Done) and outcome.emit:
+            if isinstance(outcome, Done | Dead) and outcome.emit:
                 self._free_key(entry)  # it may hand its own key on
                 self._emit(outcome.emit, now_us)
             self._apply(entry, step, now_us, released)
@@ -607,7 +611,9 @@ class MemoryBroker:
             reaped_count = self._reap(now_us, limit)
             expired = self._expire_due(now_us, limit)
             removed = self._forget_old(now_us, limit)
-            return Swept(promoted, reaped_count, expired, removed, span_until(self._next_us(now_us), now_us))
+            due = any(timer.is_due(now_us) for timer in self._timers.values())
+            next_in = span_until(self._next_us(now_us), now_us)
+            return Swept(promoted, reaped_count, expired, removed, next_in, schedules_due=due)
 
     def _reap(self, now_us: int, limit: int) -> int:
         lost = [entry for entry in self._running.values() if entry.until_us <= now_us][:limit]
@@ -937,9 +943,7 @@ class MemoryBroker:
         with self._gate:
             now_us = self._clock.now_us()
             return [
-                timer.record()
-                for _, timer in sorted(self._timers.items())
-                if not due or (not timer.paused and timer.next_us <= now_us)
+                timer.record() for _, timer in sorted(self._timers.items()) if not due or timer.is_due(now_us)
             ]
 
     async def pause_schedule(self, name: str, paused: bool) -> bool:
@@ -958,7 +962,7 @@ class MemoryBroker:
         with self._gate:
             now_us = self._clock.now_us()
             timer = self._timers.get(name)
-            if timer is None or timer.paused or timer.next_us != to_us(instant) or timer.next_us > now_us:
+            if timer is None or not timer.is_due(now_us) or timer.next_us != to_us(instant):
                 return False
             timer.last_us, timer.next_us = timer.next_us, to_us(next_at)
             if job is not None:

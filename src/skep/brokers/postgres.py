@@ -377,6 +377,7 @@ class PostgresBroker:
             row["removed"],
             span_until(row["next_us"], now_us),
             span_until(row["again_us"], now_us),
+            row["schedules_due"],
         )
 
     async def _warn_of_old_transactions(self) -> None:
@@ -616,7 +617,7 @@ def _told(outcome: Outcome) -> str:
             if result is not None:
                 facts["result"] = b64encode(result).decode()
             if emit:
-                facts["emit"] = [_draft(job, wire.encode(job)) for job in emit]
+                facts["emit"] = _drafts(emit)
         case Retry(delay=delay, error=error, queue=queue):
             note = f"{error.type}: {error.message}"[:NOTE_MAX] if error else ""
             facts = {
@@ -626,7 +627,7 @@ def _told(outcome: Outcome) -> str:
                 "queue": queue,
                 "note": storable(note),
             }
-        case Dead(reason=reason, error=error, keep=keep):
+        case Dead(reason=reason, error=error, keep=keep, emit=emit):
             keep_us = None if keep is None else span_us(keep)
             facts = {
                 "kind": "dead",
@@ -634,6 +635,8 @@ def _told(outcome: Outcome) -> str:
                 "error": _error_text(error),
                 "keep_us": keep_us,
             }
+            if emit:
+                facts["emit"] = _drafts(emit)
         case Snooze(delay=delay):
             facts = {"kind": "snooze", "delay_us": span_us(delay)}
         case Release():
@@ -645,6 +648,10 @@ def _told(outcome: Outcome) -> str:
     return _text(facts)
 
 
+def _drafts(jobs: Sequence[Job]) -> list[object]:
+    return [_draft(job, wire.encode(job)) for job in jobs]
+
+
 def _error_text(error: Error | None) -> str | None:
     return None if error is None else _text(error)
 
@@ -654,7 +661,7 @@ def _news(outcomes: Sequence[tuple[Lease, Outcome]]) -> dict[str, float]:
     news: list[tuple[str, float]] = []
     for lease, outcome in outcomes:
         match outcome:
-            case Done(emit=emit):
+            case Done(emit=emit) | Dead(emit=emit):
                 news += [(job.queue, job.delay_ms / 1000) for job in emit]
             case Retry(delay=delay, queue=queue):
                 news.append((queue or lease.queue, delay.total_seconds()))

@@ -45,7 +45,7 @@ from skep.brokers.watching import FileWatches
 from skep.clock import Clock, SystemClock, from_us, span_until, span_us, to_us
 from skep.duration import Duration, duration
 from skep.errors import BadSetting, BatchSealed, EngineClosed, QueueFull, UnknownBatch
-from skep.job import Done, Error, Event, Job, Lease, Outcome, Progress, Record, State
+from skep.job import Dead, Done, Error, Event, Job, Lease, Outcome, Progress, Record, State
 from skep.life import RETENTION, Retention, Running, Step, due_us, expires_us, reaped, settled
 from skep.schedule import Schedule, ScheduleRecord
 
@@ -184,7 +184,8 @@ class SQLiteBroker:
         idle = self._file.peek(lambda db: _one(db, "anything_to_sweep", now_us=now_us)) == 0
         if idle and self._retention.dead_max is None:
             next_us = self._file.peek(lambda db: _one(db, "next_moment", now_us=now_us))
-            return Swept(next_in=span_until(next_us, now_us))
+            due = self._file.peek(lambda db: _one(db, "any_schedule_due", now_us=now_us))
+            return Swept(next_in=span_until(next_us, now_us), schedules_due=bool(due))
         return await self._write(lambda work: work.sweep(limit))
 
     def _anything(self, wants: Mapping[str, int]) -> bool:
@@ -671,7 +672,7 @@ class _Work:
         step = settled(job.running(), outcome, self.now_us, self._retention)
         if step is None:
             return False
-        if isinstance(outcome, Done) and outcome.emit:
+        if isinstance(outcome, Done | Dead) and outcome.emit:
             self._free_key(job)  # it may hand its own key on
             self._emit(outcome.emit)
         self._apply(job, step, released)
@@ -796,7 +797,9 @@ class _Work:
             self._expire(self._live(job_id))
         removed = self._forget_old(limit)
         next_us = _one(self.db, "next_moment", now_us=self.now_us)
-        return Swept(promoted, len(lost), len(over), removed, span_until(next_us, self.now_us))
+        due = bool(_one(self.db, "any_schedule_due", now_us=self.now_us))
+        next_in = span_until(next_us, self.now_us)
+        return Swept(promoted, len(lost), len(over), removed, next_in, schedules_due=due)
 
     def _reap(self, fences: list[int]) -> None:
         to_front: list[tuple[_Live, Step]] = []

@@ -134,9 +134,10 @@ class Draft(NamedTuple):
 
 
 class Emits(NamedTuple):
-    """A `Done` to be, with these jobs to put."""
+    """A `Done`, or a `Dead`, to be, with these jobs to put."""
 
     drafts: tuple[Draft, ...]
+    dead: bool = False
 
 
 class Shape(NamedTuple):
@@ -163,6 +164,7 @@ OUTCOMES: tuple[Outcome | Emits, ...] = (
     Emits((Draft("a", TASKS[0], 0), Draft("b", TASKS[1], 0))),
     Emits((Draft("a", TASKS[1], 100, {"unique": "u1"}), Draft("a", TASKS[0], 0, {}, {"delay_ms": 5_000}))),
     Emits((Draft("b", TASKS[0], 0, {"id": "chosen-1"}),)),
+    Emits((Draft("a", TASKS[0], 0), Draft("b", TASKS[1], 0, {"unique": "u1"})), dead=True),
     Retry(),
     Retry(),
     Retry(SHORT, Error("ValueError", "no")),
@@ -623,13 +625,16 @@ class EngineMachine(RuleBasedStateMachine):
             lease = self._some_lease(pick)
             if (lease, Cancelled()) in outcomes:
                 continue  # refused the first time, is it lost the second time?  The contract is silent
-            outcomes += [(lease, self._done(lease, outcome, pick) if isinstance(outcome, Emits) else outcome)]
+            outcomes += [
+                (lease, self._ending(lease, outcome, pick) if isinstance(outcome, Emits) else outcome)
+            ]
         return outcomes
 
-    def _done(self, lease: Lease, emits: Emits, pick: int) -> Done:
+    def _ending(self, lease: Lease, emits: Emits, pick: int) -> Done | Dead:
         joined = [None, lease.batch, self._some_batch(pick // 3)][pick % 3]
         jobs = [self._emission(lease, n, draft, joined) for n, draft in enumerate(emits.drafts)]
-        return Done(emit=tuple(job for job in jobs if not self._is_second_member(job.batch, job.id)))
+        emit = tuple(job for job in jobs if not self._is_second_member(job.batch, job.id))
+        return Dead(emit=emit) if emits.dead else Done(emit=emit)
 
     def _emission(self, lease: Lease, n: int, draft: Draft, batch: str | None) -> Job:
         given = draft.name.get("id", f"{lease.id}>{n}")

@@ -223,7 +223,9 @@ class Model:
         for entry in expired:
             self._expire(entry)
         self._forget()
-        return Swept(promoted=promoted, reaped=reaped, expired=len(expired), next_in=self._next_in())
+        due = any(not held.paused and held.next_at <= self.now for held in self.schedules.values())
+        counts = {"promoted": promoted, "reaped": reaped, "expired": len(expired)}
+        return Swept(**counts, next_in=self._next_in(), schedules_due=due)
 
     # --- operators ---------------------------------------------------------------------------
 
@@ -509,10 +511,10 @@ class Model:
         match outcome:
             case Done(result=result, keep=keep, emit=emit):
                 self._end(entry, State.DONE, keep or NOW, result=result, emit=emit)
-            case Dead(reason=reason, error=error, keep=keep):
+            case Dead(reason=reason, error=error, keep=keep, emit=emit):
                 entry.failures += 1
                 keep = DEAD_FOR if keep is None else keep
-                self._end(entry, State.DEAD, keep, reason=reason, error=error)
+                self._end(entry, State.DEAD, keep, reason=reason, error=error, emit=emit)
             case Broken(error=error):
                 self._end(entry, State.DEAD, DEAD_FOR, reason="broken", error=error)
             case Cancelled(error=error):

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from skep.batch import Batch, BatchStatus
 from skep.broker import Engine, Exchange, Filter, Page, Receipt, Renewal, Rule, RuleKind, Scope, Swept
-from skep.job import Done, Job, Lease, Outcome, Record, Release, Retry, State, derive_id
+from skep.job import Dead, Done, Job, Lease, Outcome, Record, Release, Retry, State, derive_id
 from skep.testing.clock import FakeClock
 from skep.testing.machine import Difference, check_engine
 from skep.wire import decode
@@ -537,6 +537,17 @@ class EmissionsDropped(Wrapped):
         return await self.engine.settle(silent)
 
 
+class LastWordsDropped(Wrapped):
+    """What a job emits is put only if it has succeeded."""
+
+    async def settle(self, outcomes: Settled) -> list[Lease]:
+        silent = [
+            (lease, replace(outcome, emit=()) if isinstance(outcome, Dead) else outcome)
+            for lease, outcome in outcomes
+        ]
+        return await self.engine.settle(silent)
+
+
 class LostLeaseEmits(Wrapped):
     """What a job emits is put, though its lease was lost."""
 
@@ -746,6 +757,7 @@ MUTANTS: dict[str, type[Wrapped]] = {
     "a unique key never freed": UniqueNeverFreed,
     "a payload rewritten": PayloadRewritten,
     "emissions dropped": EmissionsDropped,
+    "last words dropped": LastWordsDropped,
     "emissions of a lost lease": LostLeaseEmits,
     "a result lost": ResultLost,
     "a cancelled job kept": CancelIgnored,

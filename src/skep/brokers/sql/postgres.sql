@@ -18,7 +18,8 @@ SELECT n, new_end, asked FROM skep.renew($1, $2, $3, $4);
 SELECT skep.note($1);
 
 -- name: sweep
-SELECT promoted, reaped, expired, removed, now_us, next_us, again_us, look FROM skep.sweep_by($1, $2, $3, $4, $5, $6);
+SELECT promoted, reaped, expired, removed, now_us, next_us, schedules_due, again_us, look
+  FROM skep.sweep_by($1, $2, $3, $4, $5, $6);
 
 -- name: notify
 SELECT pg_notify($1, queue) FROM unnest($2::text[]) AS queue;

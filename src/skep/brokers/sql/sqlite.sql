@@ -236,6 +236,9 @@ SELECT min(moment) FROM (
     SELECT min(until_us) FROM running WHERE until_us > :now_us UNION ALL
     SELECT min(next_us) FROM schedule WHERE NOT paused AND next_us > :now_us);
 
+-- name: any_schedule_due
+SELECT EXISTS (SELECT 1 FROM schedule WHERE NOT paused AND next_us <= :now_us);
+
 -- name: batch_row
 SELECT id, body, sealed, live, done, dead, cancelled, created_us, finished_us, keep_us, parent, member
   FROM batch WHERE id = :id;

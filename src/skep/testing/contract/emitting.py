@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from itertools import pairwise
 
 from skep.broker import Engine, Rule, RuleKind, Scope
-from skep.job import Done, derive_id
+from skep.job import Dead, Done, State, derive_id
 from skep.testing.clock import FakeClock
 from skep.testing.contract.steps import (
     a_batch,
@@ -116,6 +117,49 @@ class Emitting:
         await settle_one(engine, await take_one(engine), Done(emit=(following,)))
 
         assert await take(engine, "next") == []
+
+    async def test_a_dead_job_puts_what_comes_next_in_the_same_step(self, engine: Engine) -> None:
+        """T1, T6, S0.37: what goes on whatever became of it, such as the next turn of a periodic job."""
+        job = await put_one(engine, unique="k")
+        following, elsewhere = a_job(unique="k"), a_job(queue="other", delay_ms=1000)
+
+        await settle_one(engine, await take_one(engine), Dead("bad", emit=(following, elsewhere)))
+
+        assert (await look(engine, job.id)).state is State.DEAD
+        assert await order(engine) == [following.id]
+        assert (await look(engine, elsewhere.id)).queue == "other"
+
+    async def test_a_dead_job_that_is_not_kept_puts_what_comes_next(self, engine: Engine) -> None:
+        """T1, T6."""
+        job = await put_one(engine)
+        following = a_job()
+
+        await settle_one(engine, await take_one(engine), Dead(keep=timedelta(0), emit=(following,)))
+
+        assert await engine.get(job.id) is None
+        assert await order(engine) == [following.id]
+
+    async def test_a_lost_lease_puts_nothing_however_it_ended(self, engine: Engine, clock: FakeClock) -> None:
+        """T6, I5."""
+        await put_one(engine)
+        zombie = await take_one(engine)
+        await lose_leases(engine, clock)
+
+        assert await engine.settle([(zombie, Dead(emit=(a_job(queue="next"),)))]) == [zombie]
+
+        assert await take(engine, "next") == []
+
+    async def test_a_dead_member_may_add_members_to_its_sealed_batch(self, engine: Engine) -> None:
+        """T6, B1, I11."""
+        batch = a_batch()
+        await engine.put_batch(batch, members_of(batch, 1))
+        more = a_job(batch=batch.id, member=1)
+
+        await settle_one(engine, await take_one(engine), Dead(emit=(more,)))
+
+        assert await called_back(engine) == ["on_failed"]
+        await settle_one(engine, await take_one(engine), Done())
+        assert await called_back(engine) == ["on_failed", "on_finished"]
 
     async def test_a_chain_is_followed_link_by_link(self, engine: Engine) -> None:
         """T4."""

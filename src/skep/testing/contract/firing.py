@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from skep.broker import Engine, Rule, RuleKind, Scope
 from skep.job import Done
-from skep.schedule import Every, Schedule, firing_id
+from skep.schedule import Cron, Every, Misfire, Overlap, Schedule, firing_id
 from skep.testing.clock import START, FakeClock
 from skep.testing.contract.steps import (
     A_MOMENT,
@@ -215,6 +215,76 @@ class Firing:
 
         [record] = await engine.schedules()
         assert (record.schedule.timing, record.next_at) == (Every(180_000), THIRD)
+
+    async def test_an_instant_whose_key_is_held_is_settled_without_a_job(
+        self, engine: Engine, clock: FakeClock
+    ) -> None:
+        """C1, I12: what keeps the jobs of a schedule from overlapping."""
+        holder = await put_one(engine, unique="k")
+        await a_due_schedule(engine, clock)
+
+        assert await engine.fire("report", FIRST, a_job(unique="k"), SECOND) is True
+
+        assert await found(engine) == [holder.id]
+        [record] = await engine.schedules()
+        assert (record.last_at, record.next_at) == (FIRST, SECOND)
+
+    async def test_the_job_of_an_instant_may_be_due_later(self, engine: Engine, clock: FakeClock) -> None:
+        """C1, I2: what jitter asks for."""
+        await a_due_schedule(engine, clock)
+
+        await engine.fire("report", FIRST, a_job(due_at=FIRST + A_MOMENT), SECOND)
+
+        assert await take(engine) == []
+        clock.advance(A_MOMENT)
+        assert len(await take(engine)) == 1
+
+    async def test_everything_that_a_schedule_says_is_kept(self, engine: Engine) -> None:
+        """C1."""
+        given = Schedule(
+            name="tägliche:Übersicht",
+            timing=Cron("0 9 * * mon-fri", "Europe/Paris"),
+            job=a_job("é", id="pattern", queue="mail", priority=5, headers={"a": "b"}, expires_in_ms=1000),
+            misfire=Misfire.ALL,
+            misfire_limit=7,
+            misfire_after_ms=5,
+            overlap=Overlap.QUEUE_ONE,
+            jitter_ms=11,
+            declared=True,
+        )
+
+        await engine.put_schedule(given, FIRST)
+
+        [record] = await engine.schedules()
+        assert record.schedule == given
+
+    async def test_a_sweep_tells_that_an_instant_has_come(self, engine: Engine, clock: FakeClock) -> None:
+        """C1: so that nobody has to ask for due schedules just to see."""
+        await engine.put_schedule(every_minute(), FIRST)
+        assert not (await engine.sweep()).schedules_due
+
+        clock.advance(MINUTE)
+
+        assert (await engine.sweep()).schedules_due
+        assert (await engine.sweep()).schedules_due  # until somebody fires it
+        await engine.fire("report", FIRST, None, SECOND)
+        assert not (await engine.sweep()).schedules_due
+
+    async def test_a_sweep_that_has_other_work_tells_it_too(self, engine: Engine, clock: FakeClock) -> None:
+        """C1."""
+        await put_one(engine, delay_ms=1000)
+        await a_due_schedule(engine, clock)
+
+        swept = await engine.sweep()
+
+        assert (swept.promoted, swept.schedules_due) == (1, True)
+
+    async def test_a_sweep_does_not_speak_of_paused_schedules(self, engine: Engine, clock: FakeClock) -> None:
+        """C1."""
+        await a_due_schedule(engine, clock)
+        await engine.pause_schedule("report", True)
+
+        assert not (await engine.sweep()).schedules_due
 
     async def test_schedules_are_not_held_to_caps(self, engine: Engine, clock: FakeClock) -> None:
         """C1."""

@@ -807,7 +807,8 @@ END $$;
 
 -- Do what time asks for; each kind of work at most `most` times.
 CREATE FUNCTION sweep(at bigint, most integer, dead_us bigint, cancelled_us bigint, dead_max bigint)
-RETURNS TABLE (promoted integer, reaped integer, expired integer, removed integer, now_us bigint, next_us bigint)
+RETURNS TABLE (promoted integer, reaped integer, expired integer, removed integer, now_us bigint, next_us bigint,
+               schedules_due boolean)
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
@@ -843,6 +844,7 @@ BEGIN
         (SELECT min(s.due_us) FROM scheduled s WHERE s.due_us > t.now_us),
         (SELECT min(r.until_us) FROM running r WHERE r.until_us > t.now_us),
         (SELECT min(s.next_us) FROM schedule s WHERE NOT s.paused AND s.next_us > t.now_us));
+    schedules_due := EXISTS (SELECT FROM schedule s WHERE NOT s.paused AND s.next_us <= t.now_us);
     RETURN NEXT;
 END $$;
 

@@ -43,11 +43,11 @@ END $$;
 CREATE FUNCTION sweep_by(
     at bigint, most integer, dead_us bigint, cancelled_us bigint, dead_max bigint, who text,
     OUT promoted integer, OUT reaped integer, OUT expired integer, OUT removed integer, OUT now_us bigint,
-    OUT next_us bigint, OUT again_us bigint, OUT look boolean
+    OUT next_us bigint, OUT schedules_due boolean, OUT again_us bigint, OUT look boolean
 ) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
-    SELECT s.promoted, s.reaped, s.expired, s.removed, s.now_us, s.next_us
-      INTO promoted, reaped, expired, removed, now_us, next_us
+    SELECT s.promoted, s.reaped, s.expired, s.removed, s.now_us, s.next_us, s.schedules_due
+      INTO promoted, reaped, expired, removed, now_us, next_us, schedules_due
       FROM sweep(at, most, dead_us, cancelled_us, dead_max) AS s;
     look := false;
     IF who IS NOT NULL THEN
