@@ -8,6 +8,7 @@ from skep.context import Job, current_job
 from skep.errors import SkepError
 from skep.handle import Handle
 from skep.job import State, UniqueUntil
+from skep.schedule import cron, every
 from skep.signature import Depends
 from skep.strategy import archive, dead, delete, exponential, fixed, repeat, repeat_forever
 from skep.task import Task
@@ -31,9 +32,11 @@ __all__ = [
     "Task",
     "UniqueUntil",
     "archive",
+    "cron",
     "current_job",
     "dead",
     "delete",
+    "every",
     "exponential",
     "fixed",
     "repeat",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol
 
 from msgspec.structs import replace
 
+from skep import schedule
 from skep.broker import Durability, Engine
 from skep.clock import Clock
 from skep.commands import run_line, run_program
@@ -20,8 +21,10 @@ from skep.job import MAX_CRASHES
 from skep.operations import Jobs, Queues
 from skep.policy import Policy
 from skep.registry import Registry
+from skep.schedule import MisfireName, OverlapName
+from skep.schedules import Declared, Schedules
 from skep.strategy import Strategy
-from skep.task import AsyncTask, ErrorRules, Options, SyncTask, Task, names_around, task_name
+from skep.task import AsyncTask, Call, ErrorRules, Options, SyncTask, Task, names_around, task_name
 
 if TYPE_CHECKING:  # no loop is broken by this: importing skep loads neither an engine nor a worker
     from skep.testing.kit import Kit
@@ -50,6 +53,30 @@ class TaskDecorator(Protocol):
     def __call__(self, function: Callable[P, R], /) -> SyncTask[P, R]: ...
 
 
+S = TypeVar("S", bound=Task[..., Any] | Call[..., Any])
+
+
+class ScheduleDecorator(Protocol):
+    """What `@app.cron(...)` does: a task stays what it is, and a function becomes a task."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # a task is also callable: the first match is meant
+        self, task: S, /
+    ) -> S: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # a coroutine is also an R: the first match is meant
+        self, task: Callable[Concatenate[J, P], Coroutine[Any, Any, R]], /
+    ) -> AsyncTask[P, R]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # a coroutine is also an R: the first match is meant
+        self, task: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> AsyncTask[P, R]: ...
+    @overload
+    def __call__(self, task: Callable[Concatenate[J, P], R], /) -> SyncTask[P, R]: ...
+    @overload
+    def __call__(self, task: Callable[P, R], /) -> SyncTask[P, R]: ...
+
+
 class App(Registry):
     """`App("sqlite:///jobs.db")`: tasks and jobs on the engine that the URL names.
 
@@ -67,6 +94,7 @@ class App(Registry):
         super().__init__(url, durability=durability, clock=clock)
         self.jobs = Jobs(self)
         self.queues = Queues(self)
+        self.schedules = Schedules(self, self.declared_schedules)
         self._check_arguments = check_arguments
         self._lent = False
 
@@ -159,6 +187,78 @@ class App(Registry):
         from skep.testing.kit import Kit
 
         return Kit(self, self._lent_to, start=start, slots=slots, patience=patience)
+
+    def cron(
+        self,
+        expression: str,
+        *,
+        tz: str = "UTC",
+        misfire: MisfireName = "once",
+        misfire_limit: int = 100,
+        misfire_after: Duration = "1m",
+        overlap: OverlapName = "allow",
+        jitter: Duration = 0,
+        name: str | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> ScheduleDecorator:
+        """Run a task at the times of a cron expression: `@app.cron("0 9 * * mon-fri", tz="Europe/Paris")`.
+
+        It stands above `@app.task(…)`, or above a plain function, which becomes a task.  `name` is that of
+        the schedule, by default the task's; `args` and `kwargs` are what the task is called with.  The
+        policies are told in docs/schedules.md.
+        """
+        plan = schedule.cron(
+            expression,
+            tz=tz,
+            misfire=misfire,
+            misfire_limit=misfire_limit,
+            misfire_after=misfire_after,
+            overlap=overlap,
+            jitter=jitter,
+        )
+        return self._scheduled(plan, name, args, kwargs)
+
+    def every(
+        self,
+        period: Duration,
+        *,
+        anchor: datetime | None = None,
+        misfire: MisfireName = "once",
+        misfire_limit: int = 100,
+        misfire_after: Duration = "1m",
+        overlap: OverlapName = "allow",
+        jitter: Duration = 0,
+        name: str | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> ScheduleDecorator:
+        """Run a task periodically: `@app.every("15m")`, on the quarter hours.  See `cron` for the rest."""
+        plan = schedule.every(
+            period,
+            anchor=anchor,
+            misfire=misfire,
+            misfire_limit=misfire_limit,
+            misfire_after=misfire_after,
+            overlap=overlap,
+            jitter=jitter,
+        )
+        return self._scheduled(plan, name, args, kwargs)
+
+    def _scheduled(
+        self,
+        plan: schedule.Plan,
+        name: str | None,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None,
+    ) -> ScheduleDecorator:
+        def declare(given: Any) -> Any:
+            declare_task: Any = self.task()
+            task = given if isinstance(given, Task | Call) else declare_task(given, frames_up=2)
+            self.declare_schedule(Declared(name or task.name, plan, task, args, dict(kwargs or {})))
+            return task
+
+        return declare
 
     async def aclose(self) -> None:
         """Let go of the engine; using the app again opens it again.  The engine of a test is the test's."""

@@ -12,8 +12,10 @@ from msgspec.structs import replace
 
 from skep import job as vocabulary
 from skep import wire
+from skep.duration import Duration, milliseconds
 from skep.job import Lease, Progress, derive_id, storable
 from skep.producer import Producer
+from skep.schedule import INSTANT_HEADER
 from skep.signature import Provided
 from skep.task import Call, Task
 
@@ -29,6 +31,8 @@ class Listener(Protocol):
 
     def stopping(self, lease: Lease) -> bool: ...
 
+    def goes_on(self, lease: Lease, turn: vocabulary.Job, always: bool) -> None: ...
+
 
 class Job(Provided):
     """The running job, for a parameter annotated with it (its position does not matter).
@@ -37,7 +41,7 @@ class Job(Provided):
     ones, to make writes of a run that lost its lease harmless.
     """
 
-    __slots__ = ("_emissions", "_listener", "app", "envelope", "lease")
+    __slots__ = ("_always", "_emissions", "_listener", "_turn", "app", "envelope", "lease")
 
     def __init__(
         self, app: Producer, lease: Lease, envelope: vocabulary.Job, listener: Listener | None = None
@@ -47,6 +51,8 @@ class Job(Provided):
         self.envelope = envelope
         self._listener = listener
         self._emissions: list[vocabulary.Job] | None = None
+        self._turn: vocabulary.Job | None = None
+        self._always = False
 
     def __repr__(self) -> str:
         return f"<Job {self.id} of {self.task}, attempt {self.attempt}>"
@@ -85,6 +91,12 @@ class Job(Provided):
         return self.envelope.headers
 
     @property
+    def instant(self) -> datetime | None:
+        """The instant that a schedule has put it for, which may be long ago; None: no schedule has."""
+        told = self.envelope.headers.get(INSTANT_HEADER)
+        return None if told is None else datetime.fromisoformat(told)
+
+    @property
     def state(self) -> SimpleNamespace:
         """What the start-up hooks of this worker have left for its jobs."""
         return self.app.state
@@ -96,11 +108,22 @@ class Job(Provided):
 
     @property
     def emits(self) -> bool:
-        return self._emissions is not None
+        return self._emissions is not None or self._turn is not None
 
     @property
     def emissions(self) -> tuple[vocabulary.Job, ...]:
+        """What is put when it ends as done."""
+        return (*self.emitted, *(() if self._turn is None else (self._turn,)))
+
+    @property
+    def emitted(self) -> tuple[vocabulary.Job, ...]:
+        """The same without its next turn."""
         return tuple(self._emissions or ())
+
+    @property
+    def last_words(self) -> tuple[vocabulary.Job, ...]:
+        """What is put when it fails for good."""
+        return (self._turn,) if self._turn is not None and self._always else ()
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
         """Show how far it is; the newest word counts.  `ValueError` for what is no number."""
@@ -128,6 +151,37 @@ class Job(Provided):
         wire.encode(made)  # what is wrong with it is wrong here, and not when the job ends
         self._emissions.append(made)
         return made.id
+
+    def again(self, *, after: Duration, always: bool = False) -> str:
+        """Put this job once more, to run `after` this turn has ended.  Returns the id of the next turn.
+
+        It is put in the step that ends this turn as done; a retry is still this turn.  With `always` also in
+        the step that gives it up, so that a failure does not end the chain.  There is never more than one
+        turn at a time: they hand a unique key on, which is the job's own if it has one.  Called twice, the
+        last word counts.
+        """
+        told, delay_ms = self.envelope, milliseconds(after)
+        lasts_ms = None if told.expires_in_ms is None else max(0, told.expires_in_ms - told.delay_ms)
+        turn = replace(
+            told,
+            id=derive_id(self.id, "again"),
+            chosen=True,
+            delay_ms=delay_ms,
+            due_at=None,
+            expires_in_ms=None if lasts_ms is None else lasts_ms + delay_ms,
+            unique=told.unique or f"again:{self.id}",
+            batch=None,  # which would never end
+            member=0,
+        )
+        wire.encode(turn)
+        self.goes_on(turn, always)
+        if self._listener is not None:
+            self._listener.goes_on(self.lease, turn, always)
+        return turn.id
+
+    def goes_on(self, turn: vocabulary.Job, always: bool) -> None:
+        """It has a next turn, as was said here or in another process."""
+        self._turn, self._always = turn, always
 
     def take_over(self, emissions: list[vocabulary.Job]) -> None:
         """What this job has emitted in another process."""

@@ -10,6 +10,7 @@ from skep.clock import Clock
 from skep.context import Job
 from skep.errors import BadSetting, UnknownTask
 from skep.producer import Producer
+from skep.schedules import Declared
 from skep.task import Task
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,6 +29,7 @@ class Registry(Producer):
         self.tasks: dict[str, Task[..., Any]] = {}
         self.hooks: dict[str, list[Callable[..., Any]]] = {event: [] for event in EVENTS}
         self.middlewares: list[Middleware] = []
+        self.declared_schedules: dict[str, Declared] = {}
         self._hooked = False
 
     @property
@@ -48,9 +50,19 @@ class Registry(Producer):
         return task
 
     def check(self) -> None:
-        """`BadSetting` now for every task whose signature could not work."""
+        """`BadSetting` now for every task whose signature could not work, and every wrong schedule."""
         for task in self.tasks.values():
             task.signature.check()
+        for declared in self.declared_schedules.values():
+            declared.schedule()
+
+    def declare_schedule(self, declared: Declared) -> None:
+        known = self.declared_schedules.get(declared.name)
+        if known is not None and known != declared:
+            raise BadSetting(
+                f"there is already a schedule named {declared.name!r}: give one of them another name="
+            )
+        self.declared_schedules[declared.name] = declared
 
     # --- hooks: each may be a plain function or a coroutine function -----------------------
 

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
+from itertools import chain, takewhile
 from typing import Literal, TypeVar
 from uuid import UUID
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -229,8 +230,11 @@ def overlap_key(name: str) -> str:
 
 def job_for(schedule: Schedule, instant: datetime) -> Job:
     """The job of one instant: the same whoever makes it."""
-    due_at = instant + jitter_of(schedule, instant) if schedule.jitter_ms else None
-    job = replace(schedule.job, id=firing_id(schedule.name, instant), chosen=True, due_at=due_at)
+    job = replace(schedule.job, id=firing_id(schedule.name, instant), chosen=True)
+    if schedule.jitter_ms:
+        job = replace(job, due_at=instant + jitter_of(schedule, instant))
+        if job.expires_in_ms is not None:  # it counts from the firing, and should from when the job is due
+            job = replace(job, expires_in_ms=job.expires_in_ms + schedule.jitter_ms)
     return _marked(schedule, job, instant)
 
 
@@ -301,12 +305,16 @@ def newest(timing: Timing, first: datetime, until: datetime, most: int) -> list[
     return _last(timing, first, until, most)
 
 
-def _last(timing: Timing, instant: datetime, until: datetime, most: int) -> list[datetime]:
-    found: deque[datetime] = deque(maxlen=most)
-    while instant <= until:
-        found.append(instant)
+def _last(timing: Timing, first: datetime, until: datetime, most: int) -> list[datetime]:
+    instants = chain([first], instants_after(timing, first))
+    return list(deque(takewhile(lambda instant: instant <= until, instants), maxlen=most))
+
+
+def instants_after(timing: Timing, instant: datetime) -> Iterator[datetime]:
+    """Every instant strictly after this one, for ever."""
+    while True:
         instant = next_instant(timing, instant)
-    return list(found)
+        yield instant
 
 
 def firing_id(name: str, instant: datetime) -> str:
@@ -334,7 +342,7 @@ def check(timing: Timing) -> None:
 
 
 def _next_cron(timing: Cron, after: datetime) -> datetime:
-    zone = _zone(timing.tz)
+    zone = zone_of(timing.tz)
     expression = _ALIASES.get(timing.expression, timing.expression)
     local = after.astimezone(zone)
     # Seen from inside an hour that comes twice, the next instant may be back at its beginning.
@@ -380,7 +388,8 @@ def _first_after_gap(wall: datetime) -> datetime:
     return wall.astimezone(UTC)
 
 
-def _zone(name: str) -> tzinfo:
+def zone_of(name: str) -> tzinfo:
+    """`BadSetting` for a name that means no time zone, or none that this machine knows."""
     if name == "UTC":  # also where there is no time zone database
         return UTC
     try:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Annotated, Any, assert_type
 
-from skep import App, Depends, Handle, Job
+from skep import App, Depends, Handle, Job, cron, every
 from skep.job import Job as Envelope
+from skep.task import SyncTask
 
 app = App("memory://")
 
@@ -87,3 +88,35 @@ async def wrong_calls(job: Job) -> None:
 def test_the_assertions_above_are_mypys() -> None:
     """They run in the type check; here we see only that the module is sound."""
     assert {send.name, resize.name} <= set(app.tasks)
+
+
+# --- schedules ---------------------------------------------------------------------------
+
+
+@app.cron("@daily", args=("x",))
+@app.task(queue="mail")
+async def digest(to: str) -> int:
+    return len(to)
+
+
+@app.every("15m")
+def tidy(job: Job) -> str:
+    return job.id
+
+
+@app.every("15m")
+async def poll(depth: int = 1) -> bytes:
+    return bytes(depth)
+
+
+async def schedules_are_typed_like_calls() -> None:
+    assert_type(await digest("x"), int)
+    assert_type(tidy, SyncTask[[], str])
+    assert_type(await poll(3), bytes)
+    assert_type(await app.every("1h", name="slow")(digest.using(queue="slow")).aenqueue("x"), Handle[int])
+    await app.schedules.aput("a", cron("@daily"), digest, "x")
+    await app.schedules.aput("a", every("1h"), digest.using(priority=1), to="x")
+    await app.schedules.aput("a", cron("@daily"), digest, 5)  # type: ignore[arg-type]
+    await app.schedules.aput("a", cron("@daily"), digest)  # type: ignore[call-arg]
+    app.schedules.put("a", cron("@daily"), digest, wrong="x")  # type: ignore[call-arg]
+    app.cron("@daily", misfire="twice")  # type: ignore[arg-type]

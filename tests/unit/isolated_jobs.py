@@ -173,3 +173,16 @@ def forks() -> str:
         os.execvp("there-is-no-such-program", ["x"])
     os.waitpid(child, 0)
     return "parent"
+
+
+@app.task(name="turn", isolate="process", timeout="1s", on_error=dead, on_timeout=dead)
+def turn(job: Job, how: str, always: bool) -> object:
+    job.again(after="1h", always=always)
+    match how:
+        case "raise":
+            raise Unhappy
+        case "fail":
+            return Failure("for good")
+        case "hang":
+            time.sleep(600)
+    return None

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from skep import App
+from skep import App, Filter
 from skep.errors import BadSetting, ChildNotStarted
 from skep.handle import Handle
 from skep.job import Record, State
@@ -99,6 +99,28 @@ async def test_a_job_in_a_child_has_everything_that_a_job_has(app: Registry, tas
     else:
         counts = await (await app.ready()).queues()
         assert counts["default"].done == 2  # the emission has run as well
+
+
+@pytest.mark.parametrize(
+    ("how", "always", "goes_on"),
+    [
+        ("return", False, True),
+        ("raise", False, False),
+        ("raise", True, True),
+        ("fail", True, True),
+        ("hang", False, False),
+        ("hang", True, True),
+    ],
+)
+async def test_a_periodic_job_in_a_child_goes_on_as_it_said(
+    app: Registry, how: str, always: bool, goes_on: bool
+) -> None:
+    """S0.37: also when it is killed at its timeout."""
+    first = await put(app, "turn", how, always)
+    await work(app)
+    waiting = (await (await app.ready()).find(Filter(scheduled=True))).records
+    assert [record.task for record in waiting] == ["turn"] * goes_on
+    assert all(record.id != first.id for record in waiting)
 
 
 async def test_a_child_is_kept_for_the_next_job_and_ignores_signals_meant_for_all(app: Registry) -> None:

@@ -97,6 +97,10 @@ class DrivenWorker(Worker):
 
     # --- its work ------------------------------------------------------------------------
 
+    async def fire(self) -> bool:
+        """Fire the schedules that are due; says whether there are more."""
+        return await self._firer.fire_due() == timedelta(0)
+
     def pause(self) -> None:
         self._pump.pause()
 

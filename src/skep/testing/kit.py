@@ -414,7 +414,8 @@ class Kit(Looking):
         self._worker.tick()
         self._tick_us = 0.0
         await self._renew()
-        await self.engine.sweep()
+        while (await self.engine.sweep()).schedules_due and await self._worker.fire():
+            pass
 
     async def _renew(self) -> None:
         await self._worker.renew()

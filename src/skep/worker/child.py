@@ -32,6 +32,7 @@ from skep.address import Address
 from skep.broker import Engine
 from skep.context import Job, current
 from skep.errors import EngineError
+from skep.job import Job as Envelope
 from skep.job import Lease, Progress, describe, storable
 from skep.registry import Registry
 from skep.signature import encode_value
@@ -41,6 +42,7 @@ from skep.worker.frames import (
     End,
     Failed,
     FrameBuffer,
+    GoesOn,
     NotReady,
     Order,
     Raised,
@@ -92,6 +94,9 @@ class Voice:
 
     def told(self, lease: Lease, progress: Progress | None, lines: tuple[str, ...]) -> None:  # noqa: ARG002
         self.say(Told(progress, tuple(line.encode("utf-8", "backslashreplace").decode() for line in lines)))
+
+    def goes_on(self, lease: Lease, turn: Envelope, always: bool) -> None:  # noqa: ARG002
+        self.say(GoesOn(Raw(wire.encode(turn)), always))
 
     def stopping(self, lease: Lease) -> bool:  # noqa: ARG002
         return self._stopping
@@ -212,7 +217,7 @@ async def call_hook(hook: Callable[..., Any], app: Registry) -> None:
 
 
 def returned(value: Any, job: Job) -> Returned:
-    emissions = tuple(Raw(wire.encode(emission)) for emission in job.emissions)
+    emissions = tuple(Raw(wire.encode(emission)) for emission in job.emitted)
     try:
         encoded = encode_value(value)
     except (TypeError, ValueError) as error:

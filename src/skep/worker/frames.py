@@ -58,6 +58,13 @@ class Told(Struct, frozen=True, tag="told"):
     lines: tuple[str, ...] = ()
 
 
+class GoesOn(Struct, frozen=True, tag="goes-on"):
+    """The running job has said that there is a next turn of it; told at once, since it may be killed."""
+
+    turn: Raw
+    always: bool
+
+
 class Returned(Struct, frozen=True, tag="returned"):
     """It succeeded.  `unsendable` says why its value is not here."""
 
@@ -87,7 +94,8 @@ class Snoozed(Struct, frozen=True, tag="snoozed"):
 
 
 Answer = Ready | NotReady | Returned | Raised | Retried | Failed | Snoozed
-Reply = Told | Answer
+Saying = Told | GoesOn
+Reply = Saying | Answer
 
 _orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
 _replies: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)

@@ -26,6 +26,7 @@ from skep.worker.frames import (
     End,
     Failed,
     FrameBuffer,
+    GoesOn,
     NotReady,
     Order,
     Raised,
@@ -33,6 +34,7 @@ from skep.worker.frames import (
     Retried,
     Returned,
     Run,
+    Saying,
     Snoozed,
     Start,
     Stopping,
@@ -53,7 +55,7 @@ END_WITHIN = 5.0  # seconds for its shutdown hooks
 LAST_BYTES = 0.5  # seconds after a death in which what it said before may still arrive
 MOST_SUSPECTS = max(2, os.cpu_count() or 1)  # suspects at once: each is a process that imports the app
 
-Hear = Callable[[Told], None]
+Hear = Callable[[Saying], None]
 Crash = Callable[[Lease, str], Awaitable[None]]
 
 
@@ -153,7 +155,7 @@ class Child(asyncio.SubprocessProtocol):
                 log.exception("a child process said what nobody understands, and is ended")
                 self.kill()
                 return
-            if not isinstance(reply, Told):
+            if not isinstance(reply, Told | GoesOn):
                 self._take(reply)
             elif self._hear is not None:
                 self._hear(reply)
@@ -264,8 +266,11 @@ class ChildPool:
         return value_of(answer, job, self._registry.task_named(options.name))
 
     async def _run(self, child: Child, job: Job, options: Options) -> Answer:
-        def hear(told: Told) -> None:
-            self._listener.told(job.lease, told.progress, told.lines)
+        def hear(said: Saying) -> None:
+            if isinstance(said, GoesOn):
+                job.goes_on(wire.decode(bytes(said.turn)), said.always)
+            else:
+                self._listener.told(job.lease, said.progress, said.lines)
 
         try:
             return await child.ask(Run(job.lease, options.memory_limit), hear)

@@ -9,8 +9,9 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 
 from skep.broker import LOG_LINES, Engine, Exchange, Note
 from skep.errors import EngineError, StorageBroken
@@ -48,6 +49,7 @@ class Pump:
         *,
         clock: Callable[[], float],
         lost: Callable[[Lease], None],
+        fire: Callable[[], Awaitable[timedelta | None]],
     ) -> None:
         self._engine = engine
         self._lanes = lanes
@@ -55,6 +57,7 @@ class Pump:
         self._settings = settings
         self._clock = clock
         self._lost = lost
+        self._fire = fire
         self._done: list[tuple[Lease, Outcome]] = []
         self._notes: dict[Identity, Telling] = {}
         self._wake = asyncio.Event()
@@ -245,6 +248,8 @@ class Pump:
             pause = swept.again_in.total_seconds()
         elif swept.next_in is not None:
             pause = min(pause, swept.next_in.total_seconds())
+        if swept.schedules_due and (left := await self._fire()) is not None:
+            pause = min(pause, left.total_seconds())
         self._next_sweep = self._clock() + pause
 
     def _look_whether_drained(self, leased: int) -> None:

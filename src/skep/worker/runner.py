@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from skep import verdict, wire
 from skep.context import Job, Listener, current
@@ -73,6 +74,7 @@ class Runner:
 
     async def run(self, lease: Lease, slot: Slot) -> Outcome | None:
         """Everything that happens to a job between its lease and its settling.  None: nothing to record."""
+        attempt: Attempt | None = None
         try:
             attempt = self._prepare(lease)
             self._watch(attempt, slot)
@@ -88,7 +90,8 @@ class Runner:
             raise
         except BaseException as error:  # a backoff that raises, an upgrade that raises, or a mistake of ours
             log.exception("job %s cannot be judged and is buried", lease.id)
-            return Dead(error=describe(error, "".join(traceback.format_exception(error))))
+            buried = Dead(error=describe(error, "".join(traceback.format_exception(error))))
+            return buried if attempt is None else _with_last_words(buried, attempt.job)
 
     # --- before --------------------------------------------------------------------------
 
@@ -100,6 +103,7 @@ class Runner:
 
     def _watch(self, attempt: Attempt, slot: Slot) -> None:
         """From here on somebody looks at the clock for this job."""
+        slot.job = attempt.job
         timeout_ms = attempt.job.envelope.timeout_ms or attempt.task.options.timeout_ms
         if timeout_ms is not None:
             slot.deadline = slot.started + timeout_ms / 1000
@@ -183,6 +187,10 @@ class Runner:
 
     def _judge(self, attempt: Attempt, ended: Ended) -> Outcome | None:
         """What becomes of the job.  Pure, but for the dice of the backoff."""
+        outcome = self._decide(attempt, ended)
+        return _with_last_words(outcome, attempt.job) if isinstance(outcome, Dead) else outcome
+
+    def _decide(self, attempt: Attempt, ended: Ended) -> Outcome | None:
         job, task = attempt.job, attempt.task
         policy = task.options.policy.overridden(job.envelope)
         if ended.stop is not None:
@@ -208,11 +216,12 @@ class Runner:
     def _after_timeout(self, lease: Lease, policy: Policy, error: Error) -> Outcome:
         return after_failure(policy.on_timeout, lease, random=self._random, reason=TIMED_OUT, error=error)
 
-    def timed_out(self, lease: Lease, error: Error) -> Outcome:
+    def timed_out(self, lease: Lease, error: Error, job: Job | None) -> Outcome:
         """The outcome for a job that is past its time and does not stop."""
         envelope = wire.decode(lease.body)
         policy = self._registry.task_named(envelope.task).options.policy.overridden(envelope)
-        return self._after_timeout(lease, policy, error)
+        outcome = self._after_timeout(lease, policy, error)
+        return _with_last_words(outcome, job) if isinstance(outcome, Dead) and job is not None else outcome
 
     def _after_error(self, job: Job, task: Task[..., Any], policy: Policy, error: BaseException) -> Outcome:
         if isinstance(error, Remote):
@@ -309,6 +318,11 @@ def _finished(value: Any) -> Any:
     if inspect.isgenerator(value) or inspect.isasyncgen(value):
         raise TypeError("it returned a generator that nobody runs")
     return value
+
+
+def _with_last_words(outcome: Dead, job: Job) -> Dead:
+    """A periodic job may go on although this turn of it failed."""
+    return replace(outcome, emit=job.last_words) if job.last_words else outcome
 
 
 def _said(verdict: str, reason: str) -> Error:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import Protocol
 
+from skep.context import Job
 from skep.job import Dead, Error, Lease, Outcome
 from skep.worker.settings import Lane
 
@@ -45,6 +46,7 @@ class Slot:
         "abandoned",
         "asked_at",
         "deadline",
+        "job",
         "lane",
         "lease",
         "outcome",
@@ -57,6 +59,7 @@ class Slot:
     def __init__(self, lane: SlotLane) -> None:
         self.lane = lane
         self.lease: Lease | None = None
+        self.job: Job | None = None  # what runs, as it knows itself
         self.started = 0.0
         self.deadline: float | None = None
         self.stop: Stop | None = None
@@ -75,6 +78,7 @@ class Slot:
 
     def begin(self, lease: Lease, now: float) -> None:
         self.lease = lease
+        self.job = None
         self.started = now
         self.deadline = None
         self.stop = None

@@ -15,8 +15,10 @@ from msgspec.structs import replace
 
 from skep.broker import Engine
 from skep.errors import BadSetting, EngineError
-from skep.job import Cancelled, Error, Identity, Lease, Outcome, Progress, Release
+from skep.job import Cancelled, Error, Identity, Job, Lease, Outcome, Progress, Release
 from skep.registry import Registry
+from skep.schedules import sync
+from skep.worker.firing import Firer
 from skep.worker.keeper import Keeper, monotonic
 from skep.worker.processes import ChildPool
 from skep.worker.pump import Pump
@@ -140,11 +142,19 @@ class Worker:
             SlotLane(lane, run=self._run_one, settle=self._ended, clock=self._clock)
             for lane in self._settings.lanes
         ]
+        self._firer = Firer(engine, self._registry.declared_schedules, self._settings.holder)
         self._pump = Pump(
-            engine, self._lanes, self._keeper, self._settings, clock=self._clock, lost=self._settled_too_late
+            engine,
+            self._lanes,
+            self._keeper,
+            self._settings,
+            clock=self._clock,
+            lost=self._settled_too_late,
+            fire=self._firer.fire_due,
         )
 
     async def _start(self, engine: Engine) -> None:
+        await sync(engine, self._registry.declared_schedules)
         await self._call_state_hooks("startup")
         await self._children.start()
         for lane in self._lanes:
@@ -248,6 +258,9 @@ class Worker:
             with suppress(RuntimeError):  # the loop has ended: nobody is left to be told
                 self._loop.call_soon_threadsafe(self._pump.note, lease, progress, lines)
 
+    def goes_on(self, lease: Lease, turn: Job, always: bool) -> None:
+        """Nothing to do: the job itself remembers it until it is judged."""
+
     def stopping(self, lease: Lease) -> bool:
         return self._stopping.is_set() or (lease.id, lease.fence) in self._wanted_stops
 
@@ -294,7 +307,7 @@ class Worker:
         lease, stop = slot.lease, slot.stop
         assert lease is not None
         log.error("job %s is stuck: it does not stop (%s)", lease.id, stop.value if stop else "?")
-        self._abandon(slot, self._outcome_of_stuck(lease, stop))
+        self._abandon(slot, self._outcome_of_stuck(lease, slot))
 
     def _abandon(self, slot: Slot, outcome: Outcome | None) -> None:
         lease = slot.lease
@@ -302,16 +315,15 @@ class Worker:
         slot.lane.replace(slot)
         self._ended(lease, outcome)
 
-    def _outcome_of_stuck(self, lease: Lease, stop: Stop | None) -> Outcome | None:
-        match stop:
+    def _outcome_of_stuck(self, lease: Lease, slot: Slot) -> Outcome | None:
+        match slot.stop:
             case Stop.LOST:
                 return None
             case Stop.CANCELLED:
                 return Cancelled()
             case Stop.TIMEOUT:
-                return self._runner.timed_out(
-                    lease, Error("TimeoutError", "it ran out of time and does not stop")
-                )
+                error = Error("TimeoutError", "it ran out of time and does not stop")
+                return self._runner.timed_out(lease, error, slot.job)
             case _:
                 return Release()
 
