@@ -42,7 +42,7 @@ async def check(session: Session, queue: str | None) -> int | None:
     Run it with the new code before a deployment: jobs that were enqueued by the old code and that
     the new one could not run are listed, and the exit code is 1.
     """
-    problems = task_problems(session.app)
+    problems = task_problems(session.app) + schedule_problems(session.app)
     facts: dict[str, str | int] = {"url": masked(session.app.url), "tasks": len(session.app.tasks)}
     try:
         engine = await session.app.ready()
@@ -79,6 +79,16 @@ def task_problems(app: Registry) -> list[Problem]:
             task.signature.check()
         except BadSetting as error:
             found.append(Problem("task", task.name, str(error)))
+    return found
+
+
+def schedule_problems(app: Registry) -> list[Problem]:
+    found = []
+    for name, declared in app.declared_schedules.items():
+        try:
+            declared.schedule()
+        except BadSetting as error:
+            found.append(Problem("schedule", name, str(error)))
     return found
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from skep import wire
 from skep.cli.output import masked_text
 from skep.errors import BrokenPayload
-from skep.job import Record
+from skep.job import Job, Record
 from skep.registry import Registry
 
 HIDDEN = "***"
@@ -101,10 +101,13 @@ def progress_of(record: Record) -> str | None:
 def call_of(record: Record, app: Registry, *, values: bool) -> Call:
     """With `values`, what looks like a secret by its name is still hidden."""
     try:
-        job = wire.decode(record.body)
-        args, kwargs = wire.decode_args(job.args), wire.decode_args(job.kwargs)
+        return call_of_job(wire.decode(record.body), app, values=values)
     except BrokenPayload as error:
         return Call(undecodable=str(error))
+
+
+def call_of_job(job: Job, app: Registry, *, values: bool) -> Call:
+    args, kwargs = wire.decode_args(job.args), wire.decode_args(job.kwargs)
     if not values:
         return Call([shape(each) for each in args], {name: shape(each) for name, each in kwargs.items()})
     names = app.tasks[job.task].signature.positions if job.task in app.tasks else []

@@ -15,6 +15,7 @@ from skep.errors import BadSetting
 from skep.loading import load_app
 from skep.operations import Jobs, Queues
 from skep.registry import Registry
+from skep.schedules import Schedules
 
 P = ParamSpec("P")
 
@@ -29,6 +30,7 @@ class Session:
         self.declares = declares
         self.jobs = Jobs(app)
         self.queues = Queues(app)
+        self.schedules = Schedules(app, app.declared_schedules)
         self.out = out
 
 

@@ -178,8 +178,8 @@ def declared(registry: Registry, concurrency: int) -> Lane:
 
 
 def queues_of(registry: Registry) -> set[str]:
-    """The queues that the tasks of an app name: their own, and those of their repetitions."""
-    names: set[str] = set()
+    """The queues that the tasks of an app name: their own, and those of their repetitions and schedules."""
+    names = {declared.schedule().job.queue for declared in registry.declared_schedules.values()}
     for task in registry.tasks.values():
         policy = task.options.policy
         rules = [strategy for _, strategy in task.options.error_rules]
