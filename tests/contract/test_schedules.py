@@ -6,12 +6,14 @@ A further engine is one more parameter of the fixture `make`.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -232,6 +234,47 @@ async def test_many_who_come_back_at_once_catch_up_once(make: Make, engine: Engi
         await asyncio.gather(*(Firer(one, (), f"w{n}").fire_due() for n, one in enumerate(others * 3)))
         await look(engine)
         assert await instants(engine) == [clock.now - n * MINUTE for n in reversed(range(30))]
+
+
+EDGES = [
+    ("Europe/Paris", "2026-03-29T01:00Z"),
+    ("Europe/Paris", "2026-10-25T01:00Z"),
+    ("America/New_York", "2026-03-08T07:00Z"),
+    ("America/New_York", "2026-11-01T06:00Z"),
+    ("Australia/Lord_Howe", "2026-10-03T15:30Z"),
+    ("Australia/Lord_Howe", "2026-04-04T15:00Z"),
+]
+
+
+@pytest.mark.parametrize(("zone", "edge"), EDGES)
+async def test_three_workers_and_one_killed_at_every_step_go_over_a_change_of_clocks(
+    make: Make, engine: Engine, clock: FakeClock, zone: str, edge: str
+) -> None:
+    """F39, S2.27: once a day for a time of day, and every half hour for what runs all the time."""
+    change, half = datetime.fromisoformat(edge), 30 * MINUTE
+    clock.advance(change - 36 * HOUR - clock.now)
+    for name, at in [("nightly", "30 2 * * *"), ("morning", "0 9 * * *"), ("always", "*/30 * * * *")]:
+        await put(engine, name, plan=cron(at, tz=zone))
+    dice = random.Random(edge)
+    fired: dict[str, list[datetime]] = {"nightly": [], "morning": [], "always": []}
+    async with AsyncExitStack() as stack:
+        others = [await make().open() for _ in range(2)]
+        for other in others:
+            stack.push_async_callback(other.close)
+        for _ in range(144):
+            clock.advance(half)
+            mortal: Any = Mortal(engine, dice.randint(1, 6), after=dice.random() < 0.5)
+            firers = [Firer(one, (), f"w{n}").fire_due() for n, one in enumerate([mortal, *others])]
+            answers = await asyncio.gather(*firers, return_exceptions=True)
+            assert all(not isinstance(answer, Exception) for answer in answers)
+            for lease in await pop(engine, "default", limit=99):
+                told = msgspec.json.decode(lease.body)["headers"]
+                fired[told["skep-schedule"]].append(datetime.fromisoformat(told["skep-instant"]))
+    assert fired["always"] == [change - 36 * HOUR + n * half for n in range(1, 145)]
+    for name in ("nightly", "morning"):
+        days = [instant.astimezone(ZoneInfo(zone)).date() for instant in fired[name]]
+        assert len(days) == len(set(days)) == 3
+        assert change.astimezone(ZoneInfo(zone)).date() in days
 
 
 # --- the tables --------------------------------------------------------------------------

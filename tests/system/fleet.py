@@ -24,7 +24,8 @@ class Line(NamedTuple):
 class Fleet:
     """Starts `skep worker` processes on one database, and ends them all."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, app: str = "fault_tasks:app") -> None:
+        self.app = app
         self.url = f"sqlite:///{folder}/jobs.db"
         self.ledger = folder / "ledger"
         self.workers: list[subprocess.Popen[str]] = []
@@ -37,7 +38,7 @@ class Fleet:
 
     def start(self, *options: str) -> subprocess.Popen[str]:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "skep", "worker", "fault_tasks:app", *options],
+            [sys.executable, "-m", "skep", "worker", self.app, *options],
             env=self._env,
             stderr=subprocess.PIPE,
             text=True,

@@ -17,7 +17,9 @@ from click.testing import CliRunner, Result
 from skep import App
 from skep.broker import Engine, Filter
 from skep.cli import main
+from skep.cli.schedules import shown_timing
 from skep.cli.worker import queues_of
+from skep.duration import milliseconds
 from skep.engines import open_engine
 from skep.schedule import Cron, Misfire, Plan, cron, every
 from skep.testing.make import a_job
@@ -87,7 +89,7 @@ def test_schedules_are_listed_with_their_next_and_last_times(shell: Shell, comma
     header, by_hand, digest, old = shell(*command).stdout.splitlines()
     assert header.split() == ["name", "when", "task", "next", "in", "last", "notes"]
     assert digest.startswith("digest   0 9 * * mon-fri Europe/Paris  mail.digest  2300-01-01 00:00:00Z")
-    assert "every 1d00h" in by_hand
+    assert "every 1d " in by_hand
     assert by_hand.rstrip().endswith("paused")
     assert old.rstrip().endswith("not declared any more")
     assert not digest.rstrip().endswith("any more")
@@ -141,6 +143,13 @@ def test_an_interval_and_a_limit_are_shown(shell: Shell) -> None:
     shown = shell("show", "tick").stdout
     assert "all, up to 9" in shown
     assert "2300-01-01 00:15:00Z\n" in shown
+
+
+@pytest.mark.parametrize("period", ["15m", "1h30m", "7d", "1d1h1m1s1ms", "90s"])
+def test_a_period_is_shown_as_one_would_write_it(period: str) -> None:
+    shown = shown_timing(every(period).timing).removeprefix("every ")
+    assert milliseconds(shown) == milliseconds(period)
+    assert "0" not in shown.replace("30", "")
 
 
 def test_one_whose_zone_is_unknown_here_is_shown_all_the_same(shell: Shell) -> None:

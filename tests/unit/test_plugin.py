@@ -135,16 +135,25 @@ def test_the_plugin_is_declared() -> None:
     assert project["entry-points"]["pytest11"] == {"skep": PLUGIN}
 
 
-def test_the_page_on_testing_works_as_written(pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("testing.md", ["pyproject.toml", "shop.py", "test_shop.py", "test_shop_with_pytest.py"]),
+        ("schedules.md", ["accounts.py", "feeds.py", "shop.py", "test_shop.py"]),
+    ],
+)
+def test_a_page_with_examples_works_as_written(
+    pytester: pytest.Pytester, name: str, expected: list[str]
+) -> None:
     files: dict[str, str] = {}
-    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
     for kind, block in re.findall(r"^```(python|toml)\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
         name = "pyproject.toml" if kind == "toml" else block.split("\n", 1)[0].removeprefix("# ")
         files[name] = files.get(name, "") + block
     for name, text in files.items():
         (pytester.path / name).write_text(text, encoding="utf-8")
     pytester.syspathinsert()
-    assert sorted(files) == ["pyproject.toml", "shop.py", "test_shop.py", "test_shop_with_pytest.py"]
+    assert sorted(files) == expected
     tests = sum(text.count("def test_") for text in files.values())
     run(pytester, mode="auto").assert_outcomes(passed=tests)
     assert not (pytester.path / "shop.db").exists()

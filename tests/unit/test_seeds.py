@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from skep import App, Filter, Job, State, dead, exponential, repeat
+from skep import App, Filter, Job, State, cron, dead, exponential, repeat
 from skep.policy import Policy
 from skep.testing.make import a_job
 from skep.worker import Lane, Mode, Settings, Worker
@@ -159,6 +159,13 @@ def test_the_table_of_defaults_is_that_of_the_code(app: App) -> None:
     assert _said("on_error") == '`repeat(5, exponential("2s", cap="10m")).then(dead)`'
     assert policy.on_timeout == repeat(2, exponential("2s", cap="10m")).then(dead)
     assert _said("on_timeout") == '`repeat(2, exponential("2s", cap="10m")).then(dead)`'
+    plan = cron("@daily")
+    assert _said("tz") == '"UTC"'
+    assert _said("misfire") == f'"{plan.misfire.value}"'
+    assert _said("misfire_limit") == str(plan.misfire_limit)
+    assert _said("misfire_after") == f"{plan.misfire_after_ms / 60_000:g} m"
+    assert _said("overlap") == f'"{plan.overlap.value}"'
+    assert (_said("jitter"), plan.jitter_ms) == ("none", 0)
     assert _said("--lease") == f"{settings.lease.total_seconds():g} s"
     assert _said("--grace") == f"{settings.grace.total_seconds():g} s"
     assert _said("--poll") == f"{settings.poll.total_seconds():g} s"

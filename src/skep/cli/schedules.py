@@ -17,6 +17,7 @@ from skep.errors import BadSetting
 from skep.schedule import Cron, Misfire, Schedule, ScheduleRecord, Timing, instants_after, zone_of
 
 SHOWN = 5  # instants to come
+UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
 
 
 @click.group(invoke_without_command=True)
@@ -174,7 +175,16 @@ def is_left_over(session: Session, schedule: Schedule) -> bool:
 def shown_timing(timing: Timing) -> str:
     if isinstance(timing, Cron):
         return f"{timing.expression} {timing.tz}"
-    return f"every {shown_span(timedelta(milliseconds=timing.period_ms))}"
+    return f"every {shown_period(timing.period_ms)}"
+
+
+def shown_period(period_ms: int) -> str:
+    """All of it, as one would write it: 15m, 1h30m, 7d."""
+    parts = []
+    for unit, size in UNITS_MS.items():
+        number, period_ms = divmod(period_ms, size)
+        parts += [f"{number}{unit}"] if number else []
+    return "".join(parts)
 
 
 def shown_policy(schedule: Schedule) -> str:
@@ -185,7 +195,6 @@ def shown_policy(schedule: Schedule) -> str:
 
 def shown_facts(session: Session, record: ScheduleRecord) -> dict[str, Cell]:
     schedule = record.schedule
-    jitter = timedelta(milliseconds=schedule.jitter_ms)
     return {
         "name": schedule.name,
         "when": shown_timing(schedule.timing),
@@ -195,7 +204,7 @@ def shown_facts(session: Session, record: ScheduleRecord) -> dict[str, Cell]:
         "last": record.last_at,
         "misfire": shown_policy(schedule),
         "overlap": schedule.overlap.value,
-        "jitter": shown_span(jitter) if jitter else None,
+        "jitter": shown_period(schedule.jitter_ms) if schedule.jitter_ms else None,
         "from": "code" if schedule.declared else "app.schedules.put",
         "notes": ", ".join(notes_on(session, record)),
     }

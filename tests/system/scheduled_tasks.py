@@ -1,0 +1,14 @@
+"""The app of test_schedule_faults.py: something to do every second."""
+
+from __future__ import annotations
+
+import os
+
+from skep import App, archive
+
+app = App(os.environ["SKEP_TEST_URL"])
+
+
+@app.every("1s", name="tick", misfire="all")
+@app.task(name="tick", on_success=archive)
+async def tick() -> None: ...
