@@ -19,7 +19,7 @@ class TestPostgres(BrokerContract):
 
 
 class TestPostgresBehindPgbouncer(BrokerContract):
-    """F30: in transaction mode, where a session of the server lasts for one transaction; hints come directly."""
+    """F30: in transaction mode, where a session lasts for one transaction; hints come directly."""
 
     @pytest.fixture
     def open_engine(

@@ -224,8 +224,7 @@ class Model:
             self._expire(entry)
         self._forget()
         due = any(not held.paused and held.next_at <= self.now for held in self.schedules.values())
-        counts = {"promoted": promoted, "reaped": reaped, "expired": len(expired)}
-        return Swept(**counts, next_in=self._next_in(), schedules_due=due)
+        return Swept(promoted, reaped, len(expired), next_in=self._next_in(), schedules_due=due)
 
     # --- operators ---------------------------------------------------------------------------
 
