@@ -75,9 +75,16 @@ class PostgresServer:
         if not self.durable:
             settings += ["fsync=off", "synchronous_commit=off", "full_page_writes=off"]
         options = [part for setting in (*settings, *self._settings) for part in ("-c", setting)]
+        deadline = time.monotonic() + STARTS_WITHIN
+        while not self._started([str(self._exe), *options], deadline):
+            time.sleep(0.05)  # what an earlier one has left behind is still about to end
+
+    def _started(self, command: list[str], deadline: float) -> bool:
+        """False if it found itself still running."""
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [self._exe, "-D", self.folder / "data", "-p", str(self.port), *options],
+            began = log.tell()
+            self._process = process = subprocess.Popen(
+                [*command, "-D", str(self.folder / "data"), "-p", str(self.port)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -86,17 +93,38 @@ class PostgresServer:
                 start_new_session=True,
                 **self._identity,
             )
-        deadline = time.monotonic() + STARTS_WITHIN
         while not _answers(self.port):
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"PostgreSQL did not start:\n{self.log.read_text()[-2000:]}")
+            ended, said = process.poll() is not None, self.log.read_bytes()[began:]
+            if ended and b"still in use" in said and time.monotonic() < deadline:
+                return False
+            if ended or time.monotonic() > deadline:
+                raise RuntimeError(f"PostgreSQL did not start:\n{said.decode()[-2000:]}")
             time.sleep(0.01)
+        return True
 
     def kill(self) -> None:
-        """As kill -9 does: the server and all that serve its clients, at once."""
+        """As kill -9 does; those that serve its clients end as soon as they notice."""
         assert self._process is not None
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+    def standby(self, root: Path) -> PostgresServer:
+        """One that follows this one, not yet started: it reads until it is promoted."""
+        copy = PostgresServer(root, durable=self.durable, settings=self._settings)
+        assert self._exe is not None
+        if self._identity:
+            copy._become_nobody(self._exe)
+        copy._exe, copy.port = self._exe, free_port()
+        source = f"host=127.0.0.1 port={self.port} user=postgres"
+        options = ["-d", source, "-R", "-X", "stream", "-c", "fast"]
+        subprocess.run(
+            [self._exe.parent / "pg_basebackup", "-D", copy.folder / "data", *options],
+            check=True,
+            cwd=copy.folder,
+            env=copy._environment,
+            **copy._identity,
+        )
+        return copy
 
     def stop(self) -> None:
         if self._process is None or self._process.poll() is not None:
