@@ -462,6 +462,22 @@ async def test_the_last_to_sweep_before_something_is_due_comes_back_for_it(
     await engine.close()
 
 
+async def test_one_who_leaves_something_undone_comes_back_at_once(postgres_url: str, schema: str) -> None:
+    """S2.28: few sweeps must not mean that what is past its time is forgotten more slowly than it comes."""
+    clock = FakeClock()
+    engine = await PostgresBroker(postgres_url, schema=schema, clock=clock).open()
+    for _ in range(3):
+        await engine.put([a_job(delay_ms=1000)], token=new_id())
+    clock.advance("1s")
+    pauses = [(await engine.sweep(by="one", limit=2)).again_in for _ in range(2)]
+    clock.advance("1d")
+    pauses += [(await engine.sweep(by="one", limit=2)).again_in for _ in range(2)]
+
+    at_once = timedelta(milliseconds=10)
+    assert [pause is not None and pause <= at_once for pause in pauses] == [True, False, True, False]
+    await engine.close()
+
+
 async def test_a_job_that_nobody_was_told_of_runs_within_a_sweep(
     postgres_url: str, schema: str, connection: asyncpg.Connection
 ) -> None:

@@ -9,8 +9,8 @@ INSERT INTO watch VALUES (0);
 
 -- When `who`, which has just swept, should come back: after a second where it is alone, and in a fleet so much later
 -- that there are ten sweeps in six seconds together.  The last to come before something is to be done (next_us, or NULL)
--- comes back for that; if it does not, the next one finds it.
-CREATE FUNCTION come_back(now_us bigint, who text, next_us bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+-- comes back for that; if it does not, the next one finds it.  Whoever has left something undone comes back at once.
+CREATE FUNCTION come_back(now_us bigint, who text, next_us bigint, undone boolean) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     late bigint := 30000000;
     longest bigint := 120000000;
@@ -21,7 +21,9 @@ BEGIN
     SELECT count(*), min(s.back_us) FILTER (WHERE s.back_us > now_us) INTO others, soonest
       FROM sweeper s WHERE s.name <> who;
     back := now_us + greatest(1000000, least(longest, (others + 1) * 600000)) * (0.8 + 0.4 * random());
-    IF next_us < back AND (soonest IS NULL OR next_us <= soonest) THEN
+    IF undone THEN
+        back := now_us + 10000;
+    ELSIF next_us < back AND (soonest IS NULL OR next_us <= soonest) THEN
         back := next_us;
     END IF;
     INSERT INTO sweeper VALUES (who, back) ON CONFLICT (name) DO UPDATE SET back_us = excluded.back_us;
@@ -51,7 +53,11 @@ BEGIN
       FROM sweep(at, most, dead_us, cancelled_us, dead_max) AS s;
     look := false;
     IF who IS NOT NULL THEN
-        again_us := come_back(now_us, who, next_us);
+        again_us := come_back(
+            now_us, who, next_us,
+            greatest(promoted, reaped, expired, removed) >= most
+                OR EXISTS (SELECT FROM token k WHERE k.until_us <= sweep_by.now_us)
+                OR EXISTS (SELECT FROM known k WHERE k.until_us <= sweep_by.now_us));
         look := should_look(now_us);
     END IF;
 END $$;
