@@ -4,6 +4,7 @@
     python3 dev.py setup             make .venv with everything in it
     python3 dev.py demo [...]        run the demo; what follows goes to it
     python3 dev.py test [...]        lint, types and tests; what follows goes to pytest
+                                     (--all-servers: on every PostgreSQL that is installed)
     python3 dev.py lint              only ruff
     python3 dev.py types             only mypy
 
@@ -89,6 +90,9 @@ def demo(args: Sequence[str]) -> int:
 
 def test(args: Sequence[str]) -> int:
     ensure_environment()
+    if "--all-servers" in args:
+        args = [arg for arg in args if arg != "--all-servers"]
+        os.environ["SKEP_ALL_SERVERS"] = "1"
     with tempfile.TemporaryDirectory() as folder:
         coverage = Path(folder) / "coverage.json"
         reports = ["--cov-report=term", f"--cov-report=json:{coverage}"]

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from hypothesis import settings
 
-from skep.testing.servers import serving
+from skep.testing.servers import other_postgres, serving
 
 settings.register_profile("skep", deadline=None)  # a busy machine is not a failing test
 settings.load_profile("skep")
@@ -53,6 +53,12 @@ def pytest_unconfigure() -> None:
 def postgres_url() -> str:
     """A private PostgreSQL, which does not sync: everything in it is gone after the run."""
     return _servers.urls()["postgres"]
+
+
+@pytest.fixture(scope="session", params=other_postgres())
+def other_postgres_url(request: pytest.FixtureRequest) -> str:
+    """Each other PostgreSQL that is installed, with `dev.py test --all-servers`."""
+    return _servers.urls()[request.param]
 
 
 @pytest.fixture(scope="session")

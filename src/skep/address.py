@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from skep.errors import BadSetting
 
@@ -26,8 +26,14 @@ class Address:
 
 
 def masked(url: str) -> str:
-    """`url` without its password, for messages and logs."""
+    """`url` without its passwords, for messages and logs: its own, and those of its options."""
     parts = urlsplit(url)
+    for name, value in parse_qsl(parts.query):
+        if name == "password":
+            url = url.replace(f"password={quote(value, safe='')}", "password=***")
+            url = url.replace(f"password={value}", "password=***")
+        elif "://" in value and (inner := masked(value)) != value:
+            url = url.replace(value, inner).replace(quote(value, safe=""), quote(inner, safe="*"))
     if parts.password is None:
         return url
     return url.replace(f":{parts.password}@", ":***@", 1)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 
+import asyncpg
 import pytest
 
 from skep import App
@@ -22,6 +23,7 @@ SECONDS = 10
 MOST_PER_SECOND = 5  # S2.28
 A_SWEEP_LATER = 0.6  # seconds: as long as it takes, in the mean, until somebody looks without a hint
 
+BACKENDS = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'"
 STATEMENT = re.compile(rb"LOG:  (?:execute|statement)")
 
 
@@ -79,6 +81,7 @@ async def test_an_idle_fleet_asks_little_and_starts_a_job_at_once() -> None:
     """S2.28, L1: a hundred workers, every statement that the server was given counted in its own log."""
     with postgres(settings=("log_statement=all", "max_connections=320")) as server:
         producer = await PostgresBroker(server.url).open()
+        admin = await asyncpg.connect(server.url)
         fleet = Fleet(server.url)
         async with AsyncExitStack() as stack:
             for _ in range(WORKERS):
@@ -88,6 +91,7 @@ async def test_an_idle_fleet_asks_little_and_starts_a_job_at_once() -> None:
             before = statements(server)
             await asyncio.sleep(SECONDS)  # the measurement
             asked = statements(server) - before
+            connections = len(await admin.fetch(BACKENDS))
 
             waits = [await fleet.start_of(producer, a_job(task="tests.ring")) for _ in range(5)]
             late = [
@@ -95,7 +99,9 @@ async def test_an_idle_fleet_asks_little_and_starts_a_job_at_once() -> None:
                 for delay in (500, 700, 6000)
             ]
         await producer.close()
+        await admin.close()
 
+    assert connections <= 3 * WORKERS + 2  # one of each three is closed later; two are of this test
     assert 0 < asked <= MOST_PER_SECOND * SECONDS
     assert sorted(waits)[2] < A_SWEEP_LATER  # on a quiet machine 0.01 to 0.05, with a hundred in one process
     assert sorted(late)[1] < A_SWEEP_LATER

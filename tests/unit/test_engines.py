@@ -58,6 +58,15 @@ def test_another_package_may_offer_an_engine(monkeypatch: pytest.MonkeyPatch) ->
         ("redis://:pa55@host:1/0", "redis://:***@host:1/0"),
         ("postgresql://me:pa55@host/db", "postgresql://me:***@host/db"),
         ("sqlite:///jobs.db", "sqlite:///jobs.db"),
+        (
+            "postgresql://h/d?listen=postgresql://me:pa55@h2/d",
+            "postgresql://h/d?listen=postgresql://me:***@h2/d",
+        ),
+        (
+            "postgresql://h/d?listen=postgresql%3A%2F%2Fme%3Apa55%40h2%2Fd",
+            "postgresql://h/d?listen=postgresql%3A%2F%2Fme%3A***%40h2%2Fd",
+        ),
+        ("postgresql://h/d?user=me&password=pa55", "postgresql://h/d?user=me&password=***"),
     ],
 )
 def test_passwords_are_masked(url: str, shown: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
@@ -11,12 +12,14 @@ from typing import Any
 import asyncpg
 import pytest
 import pytest_asyncio
+from click.testing import CliRunner
 
 from skep import App, wire
 from skep.batch import Batch
 from skep.broker import Durability, Engine, Receipt, Renewal, Rule, RuleKind, Scope, Transactional, Watched
 from skep.brokers.postgres import PostgresBroker
 from skep.brokers.postgres_schema import script
+from skep.cli import main
 from skep.engines import make_engine
 from skep.errors import (
     BadSetting,
@@ -252,6 +255,25 @@ async def test_connections_are_few_and_gone_after_the_close(
     assert await connection.fetchval(count, schema) == 0
     with pytest.raises(EngineClosed):
         await engine.put([a_job()])
+
+
+async def test_connections_that_are_no_longer_needed_are_closed(
+    postgres_url: str, schema: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S2.28: all but one."""
+    monkeypatch.setattr("skep.brokers.postgres_link.SPARE_FOR", 0.1)
+    engine = await PostgresBroker(postgres_url, schema=schema).open()
+    await asyncio.gather(*(engine.put([a_job()]) for _ in range(20)))
+    count = (
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%' || $1 || '%' AND pid <> pg_backend_pid()"
+    )
+    assert await connection.fetchval(count, schema) > 1
+
+    async with asyncio.timeout(20):
+        while await connection.fetchval(count, schema) > 1:
+            await engine.rules()
+            await asyncio.sleep(0.05)
+    await engine.close()
 
 
 async def test_a_call_that_takes_too_long_has_an_unknown_outcome(
@@ -532,3 +554,18 @@ async def test_an_old_transaction_is_told_about_once_a_minute(
     assert isinstance(engines[0], Watched)
     for engine in engines:
         await engine.close()
+
+
+async def test_check_shows_what_the_server_suffers_from(
+    postgres_url: str, schema: str, connection: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F31: `skep check` names an old transaction, and is not content."""
+    monkeypatch.setattr("skep.brokers.postgres.OLD_TRANSACTION", 0.0)
+    arguments = ["check", "--url", f"{postgres_url}?schema={schema}", "--json"]
+    async with connection.transaction(isolation="repeatable_read"):
+        pid = await connection.fetchval("SELECT pg_backend_pid()")
+        result = await asyncio.to_thread(CliRunner().invoke, main, arguments)
+
+    problems = json.loads(result.stdout)["problems"]
+    assert result.exit_code == 1
+    assert any(f"pg_terminate_backend({pid})" in problem["why"] for problem in problems)

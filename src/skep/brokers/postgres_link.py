@@ -35,6 +35,7 @@ MOST_CONNECTIONS = 6  # per event loop
 RETRIES = 20  # of what the server gave up because of others: deadlocks, mostly
 CONNECT_WITHIN = 10.0
 CLOSE_WITHIN = 2.0
+SPARE_FOR = 60.0  # seconds after which a connection that was not needed is closed, but for the last one
 MIGRATE_WITHIN = 600.0
 QUIET, PROBE_EVERY, PROBES = (
     15,
@@ -257,7 +258,8 @@ class _Lines:
     def __init__(self, link: PostgresLink, loop: asyncio.AbstractEventLoop) -> None:
         self._link = link
         self._loop = loop
-        self._free: list[Connection] = []
+        self._free: list[tuple[float, Connection]] = []  # since when; the one used last is used next
+        self._leaving: set[asyncio.Task[None]] = set()
         self._warnings: dict[Connection, str] = {}
         self._room = asyncio.Semaphore(MOST_CONNECTIONS)
         # A loop that ends cancels what still runs in it: that is how we hear of it.
@@ -267,7 +269,7 @@ class _Lines:
         await self._room.acquire()
         try:
             while self._free:
-                connection = self._free.pop()
+                _, connection = self._free.pop()
                 if not connection.is_closed():
                     return connection
             connection = await self._link.connect()
@@ -283,8 +285,18 @@ class _Lines:
         if self._guardian.done():
             connection.terminate()
         elif not connection.is_closed():
-            self._free.append(connection)
+            self._free.append((self._loop.time(), connection))
+            self._part_with_spare()
         return self._warnings.pop(connection, None)
+
+    def _part_with_spare(self) -> None:
+        """Of those that nobody has needed for long, one at a time."""
+        since, connection = self._free[0]
+        if len(self._free) > 1 and self._loop.time() - since > SPARE_FOR:
+            del self._free[0]
+            leaving = self._loop.create_task(_let_go(connection))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
 
     async def close(self) -> None:
         """From any loop."""
@@ -301,7 +313,7 @@ class _Lines:
         finally:
             self._link.forget(self._loop)
             free, self._free = self._free, []
-            for connection in free:
+            for _, connection in free:
                 await _let_go(connection)
 
     def _warned(self, connection: Connection, message: Any) -> None:

