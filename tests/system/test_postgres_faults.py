@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from skep import App
-from skep.brokers import postgres_hints
+from skep.brokers import postgres_hints, postgres_link
 from skep.brokers.postgres import PostgresBroker
 from skep.errors import EngineError, EngineUnavailable, OutcomeUnknown, StorageFull
 from skep.job import Done, Lease
@@ -86,6 +86,28 @@ async def test_no_call_waits_longer_for_a_black_hole_than_its_patience(
     proxy.unblock()
 
     assert "before" in [lease.id for lease in await take(engine)]
+    await engine.close()
+
+
+async def test_opening_behind_a_black_hole_does_not_hang(
+    server: PostgresServer, proxy: Proxy, admin: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F17: neither where nothing answers, nor where the answers stop in the middle."""
+    monkeypatch.setattr(postgres_link, "CONNECT_WITHIN", 0.5)
+    monkeypatch.setattr(postgres_link, "MIGRATE_WITHIN", 0.5)
+    proxy.block()
+    async with asyncio.timeout(20):
+        with pytest.raises(EngineUnavailable):
+            await PostgresBroker(through(proxy), patience="500ms").open()
+    proxy.unblock()
+    proxy.block_after(b"CREATE SCHEMA")
+    async with asyncio.timeout(20):
+        with pytest.raises(OutcomeUnknown):
+            await PostgresBroker(through(proxy), patience="500ms").open()
+    proxy.unblock()
+
+    engine = await PostgresBroker(through(proxy)).open()
+    await engine.put([a_job()])
     await engine.close()
 
 

@@ -14,6 +14,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import asyncpg
@@ -113,8 +114,9 @@ class PostgresLink:
         """
         connection = await self.connect()
         try:
-            async with asyncio.timeout(CONNECT_WITHIN), connection.transaction():
-                pooled = await connection.fetchval("SELECT pg_backend_pid()") != connection.get_server_pid()
+            async with asyncio.timeout(CONNECT_WITHIN):
+                ask = partial(connection.fetchval, "SELECT pg_backend_pid()")
+                pooled = await _in_transaction(connection, ask) != connection.get_server_pid()
         except (asyncpg.PostgresError, *LOST) as error:
             raise EngineUnavailable(f"{self.shown} did not answer ({_said(error)})") from error
         finally:
@@ -159,10 +161,16 @@ class PostgresLink:
         lines = self._lines_here()
         connection = await self._take(lines)
         try:
-            async with asyncio.timeout(MIGRATE_WITHIN), connection.transaction():
-                return await act(connection)
-        except (asyncpg.PostgresError, *LOST) as error:
+            async with asyncio.timeout(MIGRATE_WITHIN):
+                return await _in_transaction(connection, partial(act, connection))
+        except asyncpg.PostgresError as error:
             raise self._explained(error) from error
+        except LOST as error:
+            connection.terminate()
+            raise self._explained(error) from error
+        except BaseException:
+            connection.terminate()
+            raise
         finally:
             lines.give_back(connection)
 
@@ -191,7 +199,8 @@ class PostgresLink:
                 rows: list[Row] = await connection.fetch(statement, *args, timeout=remaining)
             else:
                 async with asyncio.timeout(remaining):
-                    rows = await _fetch_in_transaction(connection, statement, args)
+                    # Asking for an unnamed statement and running it must reach the same session.
+                    rows = await _in_transaction(connection, partial(connection.fetch, statement, *args))
         except asyncpg.PostgresError as error:
             if error.sqlstate in (*_GOING_DOWN, _STANDBY):
                 connection.terminate()  # the next one may lead elsewhere
@@ -332,16 +341,16 @@ def _said(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-async def _fetch_in_transaction(connection: Connection, statement: str, args: Sequence[object]) -> list[Row]:
-    """Without named statements: asking for one and running it must reach the same session of the server."""
+async def _in_transaction(connection: Connection, act: Callable[[], Awaitable[T]]) -> T:
+    """Not the driver's own, which waits for a rollback also where no answer comes any more."""
     await connection.execute("BEGIN")
     try:
-        rows: list[Row] = await connection.fetch(statement, *args)
+        done = await act()
         await connection.execute("COMMIT")
     except asyncpg.PostgresError:
         await connection.execute("ROLLBACK")
         raise
-    return rows
+    return done
 
 
 def _keep_alive(connection: Connection, patience: float) -> None:

@@ -15,6 +15,7 @@ class Proxy:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._lose_answer_to: bytes | None = None
+        self._block_after: bytes | None = None
         self._connections: set[_Wire] = set()
         self.port = 0
         self.lost = 0  # answers that never arrived
@@ -32,6 +33,10 @@ class Proxy:
     def block(self) -> None:
         """Nothing passes any more, in either direction, and nobody is told: a black hole."""
         self._flowing.clear()
+
+    def block_after(self, asked: bytes) -> None:
+        """Once: a black hole from the moment at which a request that contains `asked` has passed."""
+        self._block_after = asked
 
     def unblock(self) -> None:
         self._flowing.set()
@@ -72,6 +77,9 @@ class Proxy:
                 self._lose_answer_to = None
                 wire.loses_answer = True
             writer.write(data)
+            if self._block_after is not None and self._block_after in data:
+                self._block_after = None
+                self.block()
             await writer.drain()
         raise _Broken
 
