@@ -17,7 +17,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from skep import App
+from skep import App, producer
 from skep.brokers import postgres_hints, postgres_link
 from skep.brokers.postgres import PostgresBroker
 from skep.errors import EngineError, EngineUnavailable, OutcomeUnknown, StorageFull
@@ -143,6 +143,28 @@ async def test_a_put_whose_answer_is_lost_is_made_again_and_makes_one_job(
     assert sorted(runs) == list(range(6))
     await app.aclose()
     await direct.aclose()
+
+
+async def test_jobs_put_together_whose_answers_are_all_lost_are_not_put_one_by_one(
+    proxy: Proxy, admin: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F15, I1: everybody is told that it is not known, and each job is there once."""
+    monkeypatch.setattr(producer, "REPEAT_AFTER", (0.01, 0.01))
+    app = App(through(proxy))
+
+    @app.task(name="tests.nothing")
+    async def nothing() -> None: ...
+
+    await app.ready()
+    proxy.lose_answer_to(b"tests.nothing", times=3)
+    answers = await asyncio.gather(*(nothing.aenqueue() for _ in range(20)), return_exceptions=True)
+
+    assert [type(answer) for answer in answers] == [OutcomeUnknown] * 20
+    assert proxy.lost == 3
+    engine = await PostgresBroker(through(proxy)).open()
+    assert len(await take(engine)) == 20
+    await engine.close()
+    await app.aclose()
 
 
 async def test_connections_that_break_lose_nothing(proxy: Proxy, admin: asyncpg.Connection) -> None:

@@ -14,7 +14,8 @@ class Proxy:
         self._server_port = server_port
         self._flowing = asyncio.Event()
         self._flowing.set()
-        self._lose_answer_to: bytes | None = None
+        self._lose_answer_to = b""
+        self._to_lose = 0
         self._block_after: bytes | None = None
         self._connections: set[_Wire] = set()
         self.port = 0
@@ -46,9 +47,10 @@ class Proxy:
         for wire in list(self._connections):
             wire.reset()
 
-    def lose_answer_to(self, asked: bytes) -> None:
-        """Once: let the next request that contains `asked` reach the server, and break before its answer."""
+    def lose_answer_to(self, asked: bytes, *, times: int = 1) -> None:
+        """Let the next requests that contain `asked` reach the server, and break before each answer."""
         self._lose_answer_to = asked
+        self._to_lose = times
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -73,8 +75,8 @@ class Proxy:
     ) -> None:
         while data := await reader.read(65536):
             await self._flowing.wait()
-            if self._lose_answer_to is not None and self._lose_answer_to in data:
-                self._lose_answer_to = None
+            if self._to_lose and self._lose_answer_to in data:
+                self._to_lose -= 1
                 wire.loses_answer = True
             writer.write(data)
             if self._block_after is not None and self._block_after in data:
