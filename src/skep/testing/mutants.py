@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -713,6 +713,13 @@ class MemberCountedTwice(Putting):
         return [replace(batch, total=batch.total + self.extra.get(batch.id, 0)) for batch in found]
 
 
+class DueSchedulesUntold(Wrapped):
+    """A sweep never tells that a schedule is due, so nobody ever fires one."""
+
+    async def sweep(self, **asked: Any) -> Swept:
+        return replace(await self.engine.sweep(**asked), schedules_due=False)
+
+
 class FiredTwice(Wrapped):
     """An instant of a schedule is settled by everybody who tries."""
 
@@ -772,6 +779,7 @@ MUTANTS: dict[str, type[Wrapped]] = {
     "a batch sealed too early": SealedAtOnce,
     "a member counted twice": MemberCountedTwice,
     "a schedule fired twice": FiredTwice,
+    "due schedules untold": DueSchedulesUntold,
 }
 
 
