@@ -15,7 +15,7 @@ from skep import wire
 from skep.duration import Duration, milliseconds
 from skep.job import Lease, Progress, derive_id, storable
 from skep.producer import Producer
-from skep.schedule import INSTANT_HEADER
+from skep.schedule import INSTANT_HEADER, SCHEDULE_HEADER
 from skep.signature import Provided
 from skep.task import Call, Task
 
@@ -172,6 +172,7 @@ class Job(Provided):
             unique=told.unique or f"again:{self.id}",
             batch=None,  # which would never end
             member=0,
+            headers={name: value for name, value in told.headers.items() if _is_handed_on(name)},
         )
         wire.encode(turn)
         self.goes_on(turn, always)
@@ -186,6 +187,11 @@ class Job(Provided):
     def take_over(self, emissions: list[vocabulary.Job]) -> None:
         """What this job has emitted in another process."""
         self._emissions = emissions
+
+
+def _is_handed_on(header: str) -> bool:
+    """What is skep's own, such as a place in a flow, was for one turn; but not for which instant it is."""
+    return not header.startswith("skep-") or header in (SCHEDULE_HEADER, INSTANT_HEADER)
 
 
 current: ContextVar[Job | None] = ContextVar("skep_current_job", default=None)

@@ -453,6 +453,37 @@ async def test_the_next_turn_is_given_as_much_time_as_this_one_was(app: App) -> 
         assert len(t.jobs(task=poll)) == 5
 
 
+async def test_the_next_turn_has_the_headers_of_this_one_but_for_those_of_skep(app: App) -> None:
+    """What follows in a flow follows one turn: it must not be put once more by every later one."""
+    seen = []
+
+    @app.task
+    async def poll(job: Job) -> None:
+        seen.append(job.headers)
+        job.again(after="1h")
+
+    async with app.test() as t:
+        await poll.using(headers={"trace": "1", "skep-other": "2"}).aenqueue()
+        await t.advance("1h")
+    assert seen == [{"trace": "1", "skep-other": "2"}, {"trace": "1"}]
+
+
+async def test_a_scheduled_job_that_runs_again_keeps_its_instant_and_its_place(app: App) -> None:
+    """With overlap="skip" its schedule waits until the chain has ended: so long work can go in pieces."""
+    seen: list[datetime | None] = []
+
+    @app.every("1h", overlap="skip")
+    @app.task
+    async def work(job: Job) -> None:
+        seen.append(job.instant)
+        if len(seen) < 4:
+            job.again(after="40m")
+
+    async with app.test() as t:
+        await t.advance("5h")
+    assert seen == [START + HOUR] * 4 + [START + 4 * HOUR, START + 5 * HOUR]
+
+
 async def test_a_cancelled_chain_ends(app: App) -> None:
     @app.task
     async def poll(job: Job) -> None:
