@@ -18,6 +18,7 @@ from skep.schedule import ScheduleRecord, firings
 log = logging.getLogger("skep.worker")
 
 MOST = 500  # instants in one go: the pump has other things to do as well
+A_SECOND, A_MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 
 
 class Firer:
@@ -56,19 +57,18 @@ class Firer:
                 if self._left == 0:
                     return now
                 self._left -= 1
-                # Refused: somebody else has settled this instant, or it was paused, and so goes on with it.
                 if not await self._engine.fire(name, step.instant, step.job, step.next_at):
-                    return max(step.next_at, now + timedelta(seconds=1))
+                    # Somebody else has settled this instant, and goes on with what there is to catch up.
+                    return max(step.next_at, now + A_SECOND)
                 next_at = step.next_at
         except EngineError:
             raise
-        except (
-            SkepError,
-            ValueError,
-            OverflowError,
-        ) as error:  # one that cannot fire must not stop the others
-            if name not in self._complained:
-                self._complained.add(name)
-                log.exception("schedule %s cannot be fired here: %s", name, error)
-            return now + timedelta(minutes=1)
+        except (SkepError, ValueError, OverflowError) as error:
+            self._complain_once(name, error)  # one that cannot fire must not stop the others
+            return now + A_MINUTE
         return next_at
+
+    def _complain_once(self, name: str, error: Exception) -> None:
+        if name not in self._complained:
+            self._complained.add(name)
+            log.error("schedule %s cannot be fired here: %s", name, error)
