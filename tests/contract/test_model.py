@@ -21,7 +21,8 @@ from skep.testing.mutants import MUTANTS, Miscounting, Putting, Wrapped, catch
 Make = Callable[[FakeClock], Engine]
 
 EMPTY = """
-    DELETE FROM ready; DELETE FROM scheduled; DELETE FROM held; DELETE FROM running; DELETE FROM archive;
+    DELETE FROM ready; DELETE FROM scheduled; DELETE FROM held; DELETE FROM running; DELETE FROM chunk;
+    DELETE FROM archive;
     DELETE FROM known; DELETE FROM token; DELETE FROM unique_key; DELETE FROM rule; DELETE FROM batch;
     DELETE FROM member; DELETE FROM schedule; DELETE FROM tally;
     ALTER SEQUENCE back RESTART;

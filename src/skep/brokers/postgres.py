@@ -332,11 +332,12 @@ class PostgresBroker:
         )
         if any(said):
             self._hints.tell(_news(outcomes))
-        lost = []
-        while rows and rows[0][0] is None:
-            lost.append(outcomes[rows.pop(0)[1] - 1][0])
         self._floors.learn(wants, rows, limit)
-        return Exchange(lost, _leases(rows, from_us(header["put_us"] + span_in_us)))
+        until = from_us(header["now_us"] + span_in_us)
+        return Exchange(
+            [outcomes[n - 1][0] for n in header["lost"] or ()],
+            [lease for row in rows for lease in _leases(row, until)],
+        )
 
     async def renew(self, leases: Sequence[Lease], *, span: timedelta) -> list[Renewal]:
         rows = await self._write(
@@ -532,23 +533,18 @@ class _Floors:
         return [rank for rank, _ in floors], [place for _, place in floors]
 
     def learn(self, wants: Mapping[str, int], rows: Sequence[Row], limit: int | None) -> None:
-        """From the rows of a claim: each queue's together, and those by rank."""
-        start = 0
-        while start < len(rows):
-            queue, rank = rows[start]["queue"], rows[start]["rank"]
-            end = start + min(wants[queue], len(rows) - start)
-            while rows[end - 1]["queue"] != queue:
-                end -= 1
-            first = start
-            if rows[end - 1]["rank"] != rank:  # the first place of the last rank counts
-                rank = rows[end - 1]["rank"]
-                first = next(n for n in range(start, end) if rows[n]["rank"] == rank)
-            full = end - start >= (wants[queue] if limit is None else min(wants[queue], limit))
-            if full and rows[first]["pos"] > 0:
-                self._known[queue] = (rank, rows[first]["pos"])
-            else:
+        """From the answer to a claim.  One that came back short has seen the end of the line: no floor."""
+        taken: Counter[str] = Counter()
+        for row in rows:
+            queue, place = row["queue"], row["pos"]
+            taken[queue] += len(row["ids"])
+            if place > 0:
+                self._known[queue] = (row["rank"], place)
+        left = sum(wants.values()) if limit is None else limit
+        for queue, want in wants.items():
+            if taken[queue] < min(want, left):
                 self._known.pop(queue, None)
-            start = end
+            left -= taken[queue]
 
 
 # --- what is sent ------------------------------------------------------------------------
@@ -686,10 +682,23 @@ def _receipts(jobs: Sequence[Job], refused: Sequence[Row]) -> list[Receipt]:
     return receipts
 
 
-def _leases(rows: Sequence[Row], until: datetime) -> list[Lease]:
+def _leases(row: Row, until: datetime) -> list[Lease]:
+    """Those of one row of an answer, which are of one queue."""
+    queue, number = row["queue"], row["number"]
+    moments = {us: from_us(us) for us in set(row["puts_us"])}  # jobs that were put together share one
+    if number is not None:
+        return [
+            Lease(job_id, fence, task, queue, body, 1, 0, 0, until, moments[put_us])
+            for fence, (job_id, task, body, put_us) in enumerate(
+                zip(row["ids"], row["tasks"], row["bodies"], row["puts_us"], strict=True), number + 1
+            )
+        ]
+    columns = ("ids", "fences", "tasks", "bodies", "attempts", "failures", "crashes", "puts_us", "batches")
     return [
-        Lease(job_id, fence, task, queue, body, attempt, failures, crashes, until, from_us(put_us), batch)
-        for job_id, fence, task, queue, body, attempt, failures, crashes, put_us, batch, _, _ in rows
+        Lease(job_id, fence, task, queue, body, attempt, failures, crashes, until, moments[put_us], batch)
+        for job_id, fence, task, body, attempt, failures, crashes, put_us, batch in zip(
+            *(row[name] for name in columns), strict=True
+        )
     ]
 
 

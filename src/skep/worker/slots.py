@@ -190,10 +190,14 @@ class SlotLane:
         return sum(slot.lease is not None for slot in self.slots)
 
     def room(self) -> int:
-        """How many more jobs to lease: for the free slots, and a little ahead if jobs are short."""
+        """How many more jobs to lease: for the free slots, and a little ahead if jobs are short.
+
+        What is ahead comes in halves, so that one is run while the other is on its way.
+        """
         short = int(self.size * HORIZON / max(self.average, 1e-6))
         ahead = min(MOST_BUFFERED, short, int(MOST_BYTES / self.bytes))
-        return max(0, self.size - self.busy - len(self.buffer) + ahead)
+        room = self.size - self.busy - len(self.buffer) + ahead
+        return max(0, min(room, self.size + ahead // 2))
 
     def starving(self) -> bool:
         return not self.buffer and self.busy < self.size

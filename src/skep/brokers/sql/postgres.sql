@@ -8,7 +8,7 @@ SELECT n, there FROM skep.put($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12,
 SELECT skep.seal($1, $2, $3, $4);
 
 -- name: exchange
-SELECT id, fence, task, queue, body, attempt, failures, crashes, put_us, batch, rank, pos
+SELECT now_us, lost, queue, number, fences, ids, tasks, bodies, puts_us, attempts, failures, crashes, batches, rank, pos
   FROM skep.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13);
 
 -- name: renew
@@ -62,6 +62,8 @@ SELECT queue, 'held', count(*) FROM skep.held GROUP BY queue
 UNION ALL
 SELECT queue, 'running', count(*) FROM skep.running GROUP BY queue
 UNION ALL
+SELECT queue, 'running', sum(members)::bigint FROM skep.chunk GROUP BY queue
+UNION ALL
 SELECT queue, state, count(*) FROM skep.archive GROUP BY queue, state
 UNION ALL
 SELECT queue, 'put', sum(put)::bigint FROM skep.tally GROUP BY queue
@@ -69,7 +71,13 @@ UNION ALL
 SELECT queue, 'deleted', sum(deleted)::bigint FROM skep.tally GROUP BY queue;
 
 -- name: get
-SELECT * FROM skep.every_job WHERE id = $1;
+SELECT 'ready' AS stands, w.* FROM skep.waiting w WHERE id = $1
+UNION ALL
+SELECT 'running', r.* FROM skep.running r WHERE id = $1
+UNION ALL
+SELECT 'running', m.* FROM skep.chunk c, skep.members_of(c) AS m WHERE c.last_id >= $1 AND c.first_id <= $1 AND m.id = $1
+UNION ALL
+SELECT a.state, a.* FROM skep.archive a WHERE id = $1;
 
 -- name: find
 SELECT * FROM skep.every_job

@@ -13,6 +13,7 @@ from skep.life import Retention
 from skep.testing.clock import FakeClock
 from skep.testing.contract.batching import Batching
 from skep.testing.contract.breaking import Breaking
+from skep.testing.contract.bundling import Bundling
 from skep.testing.contract.cancelling import Cancelling
 from skep.testing.contract.crashing import Crashing
 from skep.testing.contract.deleting import Deleting
@@ -41,6 +42,7 @@ class BrokerContract(
     Putting,
     Payloads,
     Leasing,
+    Bundling,
     Ordering,
     Scheduling,
     Renewing,

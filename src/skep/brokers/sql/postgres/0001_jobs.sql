@@ -3,7 +3,7 @@
 -- No schema is named here: the script runs with search_path set to the engine's own schema.
 --
 -- A job is one row, in exactly one of `ready`, `scheduled`, `held`, `running` and `archive`, and moves
--- between them whole.  So the hot tables hold live jobs only, and leasing one is one delete and one insert.
+-- between them whole; or it runs as a member of a `chunk`.  So the hot tables hold live jobs only.
 -- All have the same columns, those of the type `job`; a column that is NULL costs one bit.  Names are compared
 -- as bytes, whatever the locale of the database is.
 
@@ -72,6 +72,36 @@ CREATE TABLE running OF job (PRIMARY KEY (fence), UNIQUE (id))
 ALTER TABLE running ALTER body SET STORAGE EXTERNAL;
 CREATE INDEX running_batch ON running (batch) WHERE batch IS NOT NULL;
 
+-- What one claim took of one queue, as one row instead of many: plain jobs in their first run.
+--
+-- Member n, from 1, has the fence `number + n`; fences that end with ten zeros are those of `running`.  A member
+-- is gone when its bit is set.  Whatever is more than being renewed or done with the others happens to
+-- rows in `running`, which members become by break_out().  Arrays lie outside of the row, so that
+-- renewing it or setting a bit copies none of them.  No row is kept without members.
+CREATE TABLE chunk (
+    number      bigint   PRIMARY KEY,
+    started_us  bigint   NOT NULL,
+    until_us    bigint   NOT NULL,
+    members     integer  NOT NULL,                  -- those that are not gone
+    gone        bit(1023),                          -- NULL: none
+    queue       text     COLLATE "C" NOT NULL,
+    holder      text,
+    first_id    text     COLLATE "C" NOT NULL,      -- the least of the ids, and the greatest: new ids are past both
+    last_id     text     COLLATE "C" NOT NULL,
+    ids         text[]   COLLATE "C" NOT NULL,
+    tasks       text[]   COLLATE "C" NOT NULL,
+    bodies      bytea[]  NOT NULL,
+    seqs        bigint[] NOT NULL,
+    puts_us     bigint[] NOT NULL,
+    dues_us     bigint[] NOT NULL,
+    ranks       smallint[] NOT NULL,
+    max_crashes smallint[] NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+ALTER TABLE chunk ALTER ids SET STORAGE EXTERNAL, ALTER tasks SET STORAGE EXTERNAL, ALTER bodies SET STORAGE EXTERNAL,
+    ALTER seqs SET STORAGE EXTERNAL, ALTER puts_us SET STORAGE EXTERNAL, ALTER dues_us SET STORAGE EXTERNAL,
+    ALTER ranks SET STORAGE EXTERNAL, ALTER max_crashes SET STORAGE EXTERNAL;
+CREATE INDEX chunk_last_id ON chunk (last_id);
+
 CREATE TABLE archive OF job (PRIMARY KEY (seq), UNIQUE (id));
 CREATE INDEX archive_keep ON archive (keep_us);
 CREATE INDEX archive_shelf ON archive (queue, state, ended_us, seq);
@@ -82,15 +112,27 @@ CREATE VIEW waiting AS
 CREATE VIEW live AS
     SELECT false AS running, waiting.* FROM waiting UNION ALL SELECT true, running.* FROM running;
 
+-- The members of a chunk as the jobs that they are.
+CREATE FUNCTION members_of(c chunk) RETURNS SETOF job LANGUAGE sql STABLE AS $$
+    SELECT m.seq, m.seq, m.put_us, m.due_us, NULL::bigint, c.number + m.n, c.started_us, m.rank, m.max_crashes, 1, 0, 0,
+           c.queue, m.id, m.task, m.body, NULL::boolean, NULL::text, NULL::text, NULL::text, NULL::text, 0, NULL::boolean,
+           NULL::text, NULL::text, NULL::text[], NULL::jsonb, NULL::text, NULL::text, c.until_us, c.holder, NULL::boolean,
+           NULL::text, NULL::bigint, NULL::bigint, NULL::text, NULL::bytea
+      FROM unnest(c.seqs, c.puts_us, c.dues_us, c.ranks, c.max_crashes, c.ids, c.tasks, c.bodies)
+      WITH ORDINALITY AS m (seq, put_us, due_us, rank, max_crashes, id, task, body, n)
+     WHERE c.gone IS NULL OR get_bit(c.gone, m.n::integer - 1) = 0
+$$;
+
 CREATE VIEW every_job AS
     SELECT 'ready' AS stands, waiting.* FROM waiting UNION ALL
     SELECT 'running', running.* FROM running UNION ALL
+    SELECT 'running', m.* FROM chunk, members_of(chunk) AS m UNION ALL
     SELECT archive.state, archive.* FROM archive;
 
 -- They only ever move one way, and unlike rows nobody waits for them.
 CREATE SEQUENCE back AS bigint;
 CREATE SEQUENCE front AS bigint INCREMENT -1;
-CREATE SEQUENCE fence AS bigint;
+CREATE SEQUENCE fence AS bigint INCREMENT 1024 START 1024;  -- room for the members of a chunk
 
 -- Ids that callers chose: while their jobs live (until_us is NULL) and for a day after that.
 CREATE TABLE known (id text COLLATE "C" PRIMARY KEY, until_us bigint);

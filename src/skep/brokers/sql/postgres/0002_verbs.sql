@@ -3,6 +3,7 @@
 -- Those that clients call come last, and carry their search_path with them; the others are parts of theirs.
 -- The hot ones never scan a table: its statistics may be those of a moment when it was empty, or full.  Before 18 a
 -- scan that is forbidden and made all the same counts as so dear that it would be compiled each time, hence no jit.
+-- They are in PL/pgSQL, because before 18 functions in SQL that are not inlined are planned anew at every call.
 -- The time is an argument, so that tests can move it: NULL means the server's own clock.
 
 -- What all steps of one call have in common.
@@ -84,6 +85,163 @@ BEGIN
     RETURN n;
 END $$;
 
+-- --- chunks ---------------------------------------------------------------------------------
+
+-- The number of the member with this id; NULL if there is none, or it is gone.
+CREATE FUNCTION member(c chunk, job_id text) RETURNS integer LANGUAGE sql STABLE AS $$
+    SELECT n FROM array_position(c.ids, job_id) AS n WHERE c.gone IS NULL OR get_bit(c.gone, n - 1) = 0
+$$;
+
+-- Take these members, all of which are there, out of a chunk that the caller has locked.
+CREATE FUNCTION leave_chunk(of_number bigint, numbers integer[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM chunk WHERE number = of_number AND members = cardinality(numbers);
+    IF NOT FOUND THEN
+        UPDATE chunk SET members = members - cardinality(numbers), gone = coalesce(gone, 0::bit(1023)) | (
+                   SELECT bit_or(set_bit(0::bit(1023), n - 1, 1)) FROM unnest(numbers) AS n)
+         WHERE number = of_number;
+    END IF;
+END $$;
+
+-- Make members of a chunk that the caller has locked, these or all, rows in `running`; gives how many there are.
+CREATE FUNCTION break_out(of_number bigint, numbers integer[] DEFAULT NULL) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    moved integer[];
+BEGIN
+    WITH rows AS (
+        INSERT INTO running
+        SELECT m.* FROM chunk, members_of(chunk) AS m
+         WHERE number = of_number AND (numbers IS NULL OR m.fence - number = ANY (numbers))
+        RETURNING fence)
+    SELECT array_agg((fence - of_number)::integer) INTO moved FROM rows;
+    IF moved IS NULL THEN
+        RETURN 0;
+    END IF;
+    PERFORM leave_chunk(of_number, moved);
+    RETURN cardinality(moved);
+END $$;
+
+-- The leases that may be members, by their chunks, each in the order of its members.
+CREATE FUNCTION by_chunk(fences bigint[], ids text[], outcomes text[])
+RETURNS TABLE (number bigint, numbers integer[], ids text[], outcomes text[], places integer[], plain boolean)
+LANGUAGE sql STABLE AS $$  -- it is inlined
+    SELECT l.fence & -1024, array_agg((l.fence & 1023)::integer), array_agg(l.id), array_agg(l.outcome),
+           array_agg(l.place::integer), bool_and(l.outcome IS NULL)
+      FROM (SELECT * FROM unnest(fences, ids, outcomes) WITH ORDINALITY AS l (fence, id, outcome, place)
+             WHERE l.fence & 1023 > 0 ORDER BY l.fence) AS l
+     GROUP BY 1 ORDER BY 1
+$$;
+
+-- Break the jobs of these leases out, as far as they are members of chunks.
+CREATE FUNCTION break_out_leases(fences bigint[], ids text[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    l record;
+BEGIN
+    FOR l IN SELECT * FROM by_chunk(fences, ids, NULL) LOOP
+        PERFORM FROM chunk WHERE number = l.number FOR UPDATE;
+        PERFORM break_out(l.number, ARRAY(
+            SELECT DISTINCT member(chunk, t.id) FROM chunk, unnest(l.numbers, l.ids) AS t (n, id)
+             WHERE number = l.number AND member(chunk, t.id) = t.n));
+    END LOOP;
+END $$;
+
+-- Break a job out, if it is a member of a chunk.
+CREATE FUNCTION break_out_job(job_id text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    c chunk;
+BEGIN
+    SELECT * INTO c FROM chunk WHERE last_id >= job_id AND first_id <= job_id AND member(chunk, job_id) > 0 FOR UPDATE;
+    IF FOUND THEN
+        PERFORM break_out(c.number, ARRAY[member(c, job_id)]);
+    END IF;
+END $$;
+
+-- Break everything out: rules count jobs one by one.
+CREATE FUNCTION break_out_all() RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    c bigint;
+BEGIN
+    FOR c IN SELECT number FROM chunk ORDER BY number FOR UPDATE LOOP
+        PERFORM break_out(c);
+    END LOOP;
+END $$;
+
+-- Break out the chunks whose leases nobody renewed, oldest first, until there are `most` such jobs.
+CREATE FUNCTION break_out_lost(t terms, most integer) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    c bigint;
+BEGIN
+    FOR c IN SELECT number FROM chunk WHERE until_us <= t.now_us ORDER BY number FOR UPDATE SKIP LOCKED LOOP
+        EXIT WHEN most <= 0;
+        most := most - break_out(c);
+    END LOOP;
+END $$;
+
+-- End leases of members that are done with nothing to keep, and break out those with other outcomes.
+-- Gives the numbers, from 1, of the leases that have ended here.
+CREATE FUNCTION settle_members(fences bigint[], ids text[], outcomes text[]) RETURNS integer[] LANGUAGE plpgsql AS $$
+DECLARE
+    ended integer[] := '{}';
+    l record;
+    found_done integer[];
+    found_others integer[];
+    places integer[];
+    of_queue text;
+BEGIN
+    FOR l IN SELECT * FROM by_chunk(fences, ids, outcomes) LOOP
+        IF l.plain THEN
+            DELETE FROM chunk WHERE number = l.number AND gone IS NULL AND chunk.ids = l.ids RETURNING queue INTO of_queue;
+            IF FOUND THEN
+                INSERT INTO tally VALUES (of_queue, 0, cardinality(l.ids));
+                ended := ended || l.places;
+                CONTINUE;
+            END IF;
+        END IF;
+        SELECT queue INTO of_queue FROM chunk WHERE number = l.number FOR UPDATE;
+        CONTINUE WHEN NOT FOUND;
+        SELECT array_agg(m.n) FILTER (WHERE s.outcome IS NULL), array_agg(s.place) FILTER (WHERE s.outcome IS NULL),
+               array_agg(m.n) FILTER (WHERE s.outcome IS NOT NULL)
+          INTO found_done, places, found_others
+          FROM chunk, unnest(chunk.ids) WITH ORDINALITY AS m (id, n),
+               unnest(l.numbers, l.ids, l.outcomes, l.places) AS s (n, id, outcome, place)
+         WHERE number = l.number AND s.n = m.n AND s.id = m.id AND (gone IS NULL OR get_bit(gone, m.n::integer - 1) = 0);
+        IF found_others IS NOT NULL THEN
+            PERFORM break_out(l.number, found_others);
+        END IF;
+        IF found_done IS NOT NULL THEN
+            PERFORM leave_chunk(l.number, found_done);
+            INSERT INTO tally VALUES (of_queue, 0, cardinality(found_done));
+            ended := ended || places;
+        END IF;
+    END LOOP;
+    RETURN ended;
+END $$;
+
+-- Renew leases of members: a chunk as a whole if all that it still has are among them, else they are broken out.
+-- Gives the numbers, from 1, of those that were renewed here.
+CREATE FUNCTION renew_members(now_us bigint, fences bigint[], ids text[], until bigint) RETURNS SETOF integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    l record;
+    c record;
+BEGIN
+    FOR l IN SELECT * FROM by_chunk(fences, ids, NULL) LOOP
+        PERFORM FROM chunk WHERE number = l.number AND until_us > now_us FOR UPDATE;
+        CONTINUE WHEN NOT FOUND;
+        SELECT members, array_agg(DISTINCT m.n) AS found, array_agg(r.place) AS places INTO c
+          FROM chunk, unnest(chunk.ids) WITH ORDINALITY AS m (id, n), unnest(l.numbers, l.ids, l.places) AS r (n, id, place)
+         WHERE number = l.number AND r.n = m.n AND r.id = m.id AND (gone IS NULL OR get_bit(gone, m.n::integer - 1) = 0)
+         GROUP BY members;
+        CONTINUE WHEN NOT FOUND;
+        IF cardinality(c.found) = c.members THEN
+            UPDATE chunk SET until_us = until WHERE number = l.number;
+            RETURN QUERY SELECT unnest(c.places);
+        ELSE
+            PERFORM break_out(l.number, c.found::integer[]);
+        END IF;
+    END LOOP;
+END $$;
+
 -- --- jobs come in ---------------------------------------------------------------------------
 
 -- A job as a producer describes it, with the times that follow from now.
@@ -120,6 +278,7 @@ CREATE FUNCTION used(job_id text, now_us bigint) RETURNS boolean LANGUAGE sql AS
         OR EXISTS (SELECT FROM held      WHERE id = job_id)
         OR EXISTS (SELECT FROM archive   WHERE id = job_id)
         OR EXISTS (SELECT FROM known     WHERE id = job_id AND (until_us IS NULL OR until_us > now_us))
+        OR EXISTS (SELECT FROM chunk     WHERE last_id >= job_id AND first_id <= job_id AND member(chunk, job_id) > 0)
 $$;
 
 -- Those of these ids, just put in line, that are taken elsewhere.
@@ -129,7 +288,11 @@ CREATE FUNCTION used_elsewhere(ids text[], now_us bigint) RETURNS text[] LANGUAG
         SELECT id FROM scheduled WHERE id = ANY (ids) UNION ALL
         SELECT id FROM held      WHERE id = ANY (ids) UNION ALL
         SELECT id FROM archive   WHERE id = ANY (ids) UNION ALL
-        SELECT id FROM known     WHERE id = ANY (ids) AND (until_us IS NULL OR until_us > now_us)) AS taken
+        SELECT id FROM known     WHERE id = ANY (ids) AND (until_us IS NULL OR until_us > now_us) UNION ALL
+        SELECT id FROM unnest(ids) AS wanted (id) WHERE id IN (
+            SELECT m.id FROM chunk, members_of(chunk) AS m
+             WHERE last_id >= (SELECT min(id COLLATE "C") FROM unnest(ids) AS id)
+               AND first_id <= (SELECT max(id COLLATE "C") FROM unnest(ids) AS id))) AS taken
 $$;
 
 -- Lock the batch that a new job names, and say whether it counts there.  Nobody adds to a batch from outside
@@ -435,12 +598,15 @@ END $$;
 CREATE FUNCTION settle_all(t terms, fences bigint[], ids text[], outcomes text[]) RETURNS integer[]
 LANGUAGE plpgsql AS $$
 DECLARE
-    ended integer[];
+    ended integer[] := settle_members(fences, ids, outcomes);
     lost integer[] := '{}';
     released job[] := '{}';
     j job;
     step record;
 BEGIN
+    IF cardinality(ended) = cardinality(fences) THEN
+        RETURN lost;
+    END IF;
     -- The common end in one statement: done, nothing to keep, nobody to tell.
     WITH gone AS (
         DELETE FROM running AS r USING unnest(fences, ids, outcomes) WITH ORDINALITY AS l (fence, id, outcome, n)
@@ -449,7 +615,7 @@ BEGIN
         RETURNING l.n::integer AS n, r.queue),
     counted AS (
         INSERT INTO tally SELECT queue, 0, count(*) FROM gone GROUP BY queue)
-    SELECT array_agg(n) INTO ended FROM gone;
+    SELECT ended || array_agg(n) INTO ended FROM gone;
     IF cardinality(ended) = cardinality(fences) THEN
         RETURN lost;
     END IF;
@@ -478,11 +644,13 @@ DECLARE
     released job[] := '{}';
     n integer := 0;
 BEGIN
-    IF NOT EXISTS (SELECT FROM running WHERE until_us <= t.now_us) THEN
+    IF NOT EXISTS (SELECT FROM running WHERE until_us <= t.now_us)
+       AND NOT EXISTS (SELECT FROM chunk WHERE until_us <= t.now_us) THEN
         RETURN 0;
     END IF;
     -- One sweeper at a time: two that share the lost leases out would send them to the front in any order.
     PERFORM FROM migration WHERE number = 1 FOR UPDATE;
+    PERFORM break_out_lost(t, most);
     FOR j IN
         SELECT * FROM running WHERE until_us <= t.now_us ORDER BY fence LIMIT most FOR UPDATE SKIP LOCKED
     LOOP
@@ -542,25 +710,31 @@ BEGIN
     RETURN n;
 END $$;
 
--- What a client is told of a lease.
+-- What a client is told: leases of one queue, in their order, in arrays; and a floor for the next claim, which is the
+-- first place of the last priority.  Those of a chunk have no fences, counters and batches of their own: they are the first
+-- runs of plain jobs.  The first row of an answer has only the time, and the numbers of the leases that were lost.
 CREATE TYPE leased AS (
-    id       text,
-    fence    bigint,
-    task     text,
+    now_us   bigint,
+    lost     integer[],
     queue    text,
-    body     bytea,
-    attempt  integer,
-    failures integer,
-    crashes  integer,
-    put_us   bigint,
-    batch    text,
+    number   bigint,
+    fences   bigint[],
+    ids      text[],
+    tasks    text[],
+    bodies   bytea[],
+    puts_us  bigint[],
+    attempts integer[],
+    failures integer[],
+    crashes  integer[],
+    batches  text[],
     rank     smallint,
     pos      bigint
 );
 
 -- Lease where there are rules, or jobs that have expired.  All that is looked at leaves the line: it has expired,
 -- a rule holds it, or it is taken.  The locks on the limits make those who lease at the same time count one another.
-CREATE FUNCTION lease_one_by_one(t terms, of_queue text, want integer, until bigint, who text) RETURNS SETOF leased
+-- Gives the fences.
+CREATE FUNCTION lease_one_by_one(t terms, of_queue text, want integer, until bigint, who text) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 DECLARE
     j job;
@@ -568,8 +742,10 @@ DECLARE
     seen integer;
     unheld integer := 0;
     look_again boolean := true;
+    fences bigint[] := '{}';
 BEGIN
     PERFORM FROM rule WHERE kind = 'limit' ORDER BY scope, name FOR UPDATE;
+    PERFORM break_out_all();
     WHILE want > 0 LOOP
         -- Where one that was let go is not taken after all, the next of those held must stand before we go on.
         IF look_again THEN
@@ -609,32 +785,77 @@ BEGIN
             j.until_us := until;
             j.holder := who;
             INSERT INTO running VALUES (j.*);
-            RETURN NEXT (j.id, j.fence, j.task, j.queue, j.body, j.attempts, j.failures, j.crashes, j.put_us, j.batch,
-                         j.rank, j.pos)::leased;
+            fences := fences || j.fence;
         END LOOP;
         EXIT WHEN seen = 0;
     END LOOP;
+    RETURN fences;
 END $$;
 
--- Lease the next jobs of a queue (T2).
+-- Lease these jobs, which the caller has locked, as rows of their own.  Gives the fences.
+CREATE FUNCTION lease_rows(t terms, places tid[], until bigint, who text) RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+    fences bigint[];
+BEGIN
+    WITH taken AS (DELETE FROM ready WHERE ctid = ANY (places) RETURNING *),
+    started AS (
+        INSERT INTO running (
+            seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
+            queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
+            progress, log, history, until_us, holder)
+        SELECT seq, pos, put_us, due_us, expires_us, nextval('fence'), t.now_us, rank, max_crashes, attempts + 1,
+               failures, crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member,
+               stepped, error, progress, log, history, until, who
+          FROM (SELECT * FROM taken ORDER BY rank, pos) AS line
+        RETURNING fence)
+    SELECT array_agg(fence) INTO fences FROM started;
+    RETURN fences;
+END $$;
+
+CREATE FUNCTION tell_rows(of_queue text, of_fences bigint[]) RETURNS SETOF leased LANGUAGE sql STABLE AS $$  -- it is inlined
+    SELECT NULL::bigint, NULL::integer[], of_queue, NULL::bigint, array_agg(fence), array_agg(id), array_agg(task),
+           array_agg(body), array_agg(put_us), array_agg(attempts), array_agg(failures), array_agg(crashes),
+           array_agg(batch), max(rank), (array_agg(pos))[array_position(array_agg(rank), max(rank))]
+      FROM (SELECT * FROM running WHERE fence = ANY (of_fences) ORDER BY fence) AS line
+    HAVING count(*) > 0
+$$;
+
+-- Lease these jobs, which the caller has locked and which are plain, as one chunk.
+CREATE FUNCTION lease_chunk(t terms, of_queue text, places tid[], until bigint, who text) RETURNS SETOF leased
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH taken AS (
+        DELETE FROM ready WHERE ctid = ANY (places)
+        RETURNING seq, pos, put_us, due_us, rank, max_crashes, id, task, body),
+    line AS (
+        SELECT array_agg(id) AS ids, array_agg(task) AS tasks, array_agg(body) AS bodies, array_agg(seq) AS seqs,
+               array_agg(put_us) AS puts_us, array_agg(due_us) AS dues_us, array_agg(rank) AS ranks,
+               array_agg(max_crashes) AS max_crashes, min(id) AS first_id, max(id) AS last_id, max(rank) AS rank,
+               array_agg(pos) AS poss
+          FROM (SELECT * FROM taken ORDER BY rank, pos) AS line),
+    packed AS (
+        INSERT INTO chunk (number, started_us, until_us, members, queue, holder, first_id, last_id, ids, tasks, bodies, seqs,
+                           puts_us, dues_us, ranks, max_crashes)
+        SELECT nextval('fence'), t.now_us, until, cardinality(ids), of_queue, who, first_id, last_id, ids, tasks, bodies,
+               seqs, puts_us, dues_us, ranks, max_crashes FROM line
+        RETURNING number)
+    SELECT NULL::bigint, NULL::integer[], of_queue, number, NULL::bigint[], ids, tasks, bodies, puts_us, NULL::integer[],
+           NULL::integer[], NULL::integer[], NULL::text[], rank, poss[array_position(ranks, rank)]
+      FROM packed, line;
+END $$;
+
+-- Lock the next jobs of a queue.
 --
 -- (from_rank, from_pos) is a floor: what stands between the front and there has been taken, as far as the client
 -- knows, so that the claim need not walk over index entries of rows that are gone and not yet vacuumed.  Higher
 -- priorities and the front are looked at all the same.  Whoever comes back short looks again without a floor.
-CREATE FUNCTION lease_some(
-    t terms, of_queue text, want integer, until bigint, who text, from_rank smallint, from_pos bigint
-) RETURNS SETOF leased LANGUAGE plpgsql AS $$
+CREATE FUNCTION lock_line(of_queue text, want integer, from_rank smallint, from_pos bigint) RETURNS tid[]
+LANGUAGE plpgsql AS $$
 DECLARE
     places tid[] := '{}';
 BEGIN
-    IF EXISTS (SELECT FROM scheduled WHERE queue = of_queue AND due_us <= t.now_us) THEN
-        PERFORM promote(t, of_queue, 1000);
-    END IF;
-    IF EXISTS (SELECT FROM rule WHERE kind <> 'cap') OR EXISTS (SELECT FROM held WHERE queue = of_queue)
-       OR EXISTS (SELECT FROM ready WHERE expires_us <= t.now_us) THEN
-        RETURN QUERY SELECT * FROM lease_one_by_one(t, of_queue, want, until, who);
-        RETURN;
-    END IF;
     IF from_pos IS NOT NULL THEN
         places := ARRAY(SELECT ctid FROM ready WHERE queue = of_queue AND (rank, pos) < (from_rank, 1::bigint)
                          ORDER BY rank, pos LIMIT want FOR UPDATE SKIP LOCKED);
@@ -646,19 +867,36 @@ BEGIN
         places := ARRAY(SELECT ctid FROM ready WHERE queue = of_queue
                          ORDER BY rank, pos LIMIT want FOR UPDATE SKIP LOCKED);
     END IF;
-    RETURN QUERY
-        WITH taken AS (DELETE FROM ready WHERE ctid = ANY (places) RETURNING *),
-        started AS (
-            INSERT INTO running (
-                seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
-                queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-                progress, log, history, until_us, holder)
-            SELECT seq, pos, put_us, due_us, expires_us, nextval('fence'), t.now_us, rank, max_crashes, attempts + 1,
-                   failures, crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member,
-                   stepped, error, progress, log, history, until, who
-              FROM (SELECT * FROM taken ORDER BY rank, pos) AS line
-            RETURNING id, fence, task, queue, body, attempts, failures, crashes, put_us, batch, rank, pos)
-        SELECT * FROM started;  -- as they were inserted, which is their order
+    RETURN places;
+END $$;
+
+-- Lease the next jobs of a queue (T2), at most as many as a chunk can have.
+CREATE FUNCTION lease_some(
+    t terms, of_queue text, want integer, until bigint, who text, from_rank smallint, from_pos bigint
+) RETURNS SETOF leased LANGUAGE plpgsql AS $$
+DECLARE
+    places tid[];
+    fences bigint[];
+BEGIN
+    IF EXISTS (SELECT FROM scheduled WHERE queue = of_queue AND due_us <= t.now_us) THEN
+        PERFORM promote(t, of_queue, 1000);
+    END IF;
+    IF EXISTS (SELECT FROM rule WHERE kind <> 'cap' AND (scope <> 'queue' OR name = of_queue))
+       OR EXISTS (SELECT FROM held WHERE queue = of_queue)
+       OR EXISTS (SELECT FROM ready WHERE expires_us <= t.now_us) THEN
+        fences := lease_one_by_one(t, of_queue, want, until, who);
+    ELSE
+        places := lock_line(of_queue, want, from_rank, from_pos);
+        IF cardinality(places) > 1 AND NOT EXISTS (
+            SELECT FROM ready WHERE ctid = ANY (places) AND (
+                history IS NOT NULL OR chosen IS NOT NULL OR unique_key IS NOT NULL OR batch IS NOT NULL
+                OR limit_key IS NOT NULL OR expires_us IS NOT NULL)) THEN
+            RETURN QUERY SELECT * FROM lease_chunk(t, of_queue, places, until, who);
+            RETURN;
+        END IF;
+        fences := lease_rows(t, places, until, who);
+    END IF;
+    RETURN QUERY SELECT * FROM tell_rows(of_queue, fences);
 END $$;
 
 -- A key that is held only until its job starts.
@@ -674,7 +912,7 @@ $$;
 CREATE FUNCTION put(
     at bigint, ids text[], tasks text[], queues text[], priorities smallint[], max_crashes smallint[], bodies bytea[],
     drafts jsonb, new_token text, new_batch jsonb, seal_it boolean, dead_us bigint, cancelled_us bigint
-) RETURNS TABLE (n integer, there text) LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+) RETURNS TABLE (n integer, there text) LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     t terms := (moment(at), dead_us, cancelled_us);
@@ -745,32 +983,35 @@ LANGUAGE sql SET search_path FROM CURRENT AS $$
 $$;
 
 -- End leases and take the next jobs.  Wants are queues, numbers and floors, in arrays; `most` bounds them all.
--- Rows without an id are news of their own: the first has the time in `put_us`, the others in `fence` the
--- numbers, from 1, of the leases that were no longer live.
 CREATE FUNCTION exchange(
     at bigint, fences bigint[], ids text[], outcomes text[], queues text[], wants integer[], from_ranks smallint[],
     from_places bigint[], most integer, span_us bigint, who text, dead_us bigint, cancelled_us bigint
-) RETURNS SETOF leased LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+) RETURNS SETOF leased LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
 DECLARE
     t terms := (moment(at), dead_us, cancelled_us);
+    answer leased;
     want integer;
-    got integer;
+    step integer;
     since_fence bigint;
 BEGIN
-    RETURN NEXT (NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, t.now_us, NULL, NULL, NULL)::leased;
+    answer.now_us := t.now_us;
     IF fences IS NOT NULL THEN
-        RETURN QUERY SELECT NULL::text, n::bigint, NULL::text, NULL::text, NULL::bytea, NULL::integer, NULL::integer,
-                            NULL::integer, NULL::bigint, NULL::text, NULL::smallint, NULL::bigint
-                       FROM unnest(settle_all(t, fences, ids, outcomes)) AS n;
+        answer.lost := settle_all(t, fences, ids, outcomes);
     END IF;
+    RETURN NEXT answer;
     FOR n IN 1..coalesce(cardinality(queues), 0) LOOP
         want := least(wants[n], most);
-        CONTINUE WHEN want <= 0;
-        since_fence := coalesce(since_fence, (SELECT last_value FROM fence));
-        RETURN QUERY SELECT * FROM lease_some(
-            t, queues[n], want, t.now_us + span_us, who, from_ranks[n], from_places[n]);
-        GET DIAGNOSTICS got = ROW_COUNT;
-        most := most - got;
+        WHILE want > 0 LOOP
+            since_fence := coalesce(since_fence, (SELECT last_value FROM fence));
+            step := least(want, 1023);
+            FOR answer IN SELECT * FROM lease_some(t, queues[n], step, t.now_us + span_us, who, from_ranks[n], from_places[n]) LOOP
+                RETURN NEXT answer;
+                want := want - cardinality(answer.ids);
+                most := most - cardinality(answer.ids);
+                step := step - cardinality(answer.ids);
+            END LOOP;
+            EXIT WHEN step > 0;
+        END LOOP;
     END LOOP;
     IF since_fence IS NOT NULL AND EXISTS (SELECT FROM unique_key) THEN
         PERFORM free_started_keys(since_fence - 1);
@@ -781,13 +1022,17 @@ END $$;
 -- ends and whether they should stop.
 CREATE FUNCTION renew(at bigint, fences bigint[], ids text[], span_us bigint)
 RETURNS TABLE (n integer, new_end bigint, asked boolean)
-LANGUAGE sql SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
-    WITH clock AS (SELECT moment(at) AS now_us)
-    UPDATE running AS r SET until_us = clock.now_us + span_us
-      FROM clock, unnest(fences, ids) WITH ORDINALITY AS l (fence, id, n)
-     WHERE r.fence = l.fence AND r.id = l.id AND r.until_us > clock.now_us
-    RETURNING l.n::integer, r.until_us, coalesce(r.cancel, false)
-$$;
+LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
+DECLARE
+    now_us bigint := moment(at);
+BEGIN
+    RETURN QUERY SELECT place, now_us + span_us, false FROM renew_members(now_us, fences, ids, now_us + span_us) AS place;
+    RETURN QUERY
+        UPDATE running AS r SET until_us = now_us + span_us
+          FROM unnest(fences, ids) WITH ORDINALITY AS l (fence, id, place)
+         WHERE r.fence = l.fence AND r.id = l.id AND r.until_us > now_us
+        RETURNING l.place::integer, r.until_us, coalesce(r.cancel, false);
+END $$;
 
 -- Record progress and log lines of running jobs; each note is {fence, id, progress, lines}.
 CREATE FUNCTION note(notes jsonb) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
@@ -795,6 +1040,7 @@ DECLARE
     d jsonb;
     lines text[];
 BEGIN
+    PERFORM break_out_leases(array_agg((n->>'fence')::bigint), array_agg(n->>'id')) FROM jsonb_array_elements(notes) AS n;
     FOR d IN SELECT jsonb_array_elements(notes) LOOP
         SELECT coalesce(log, '{}') || ARRAY(SELECT jsonb_array_elements_text(d->'lines')) INTO lines
           FROM running WHERE fence = (d->>'fence')::bigint AND id = d->>'id' FOR UPDATE;
@@ -843,6 +1089,7 @@ BEGIN
     next_us := least(
         (SELECT min(s.due_us) FROM scheduled s WHERE s.due_us > t.now_us),
         (SELECT min(r.until_us) FROM running r WHERE r.until_us > t.now_us),
+        (SELECT min(c.until_us) FROM chunk c WHERE c.until_us > t.now_us),
         (SELECT min(s.next_us) FROM schedule s WHERE NOT s.paused AND s.next_us > t.now_us));
     schedules_due := EXISTS (SELECT FROM schedule s WHERE NOT s.paused AND s.next_us <= t.now_us);
     RETURN NEXT;
@@ -899,6 +1146,7 @@ BEGIN
                 RETURN NEXT n;
                 EXIT;
             END IF;
+            PERFORM break_out_job(ids[n]);
             SELECT * INTO j FROM running WHERE id = ids[n] FOR UPDATE;
             IF FOUND THEN
                 IF j.cancel IS NOT TRUE THEN
@@ -1000,7 +1248,7 @@ BEGIN
     END LOOP;
     WITH them AS (DELETE FROM archive WHERE queue = of_queue RETURNING 1) SELECT count(*) INTO archived FROM them;
     INSERT INTO tally VALUES (of_queue, 0, archived);
-    IF NOT EXISTS (SELECT FROM live WHERE queue = of_queue) THEN
+    IF NOT EXISTS (SELECT FROM live WHERE queue = of_queue) AND NOT EXISTS (SELECT FROM chunk WHERE queue = of_queue) THEN
         DELETE FROM tally WHERE queue = of_queue;
     END IF;
     RETURN gone + archived;

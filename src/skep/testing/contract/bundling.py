@@ -1,0 +1,288 @@
+"""Bundling: jobs that are leased together are as apart as if each had been leased alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+import pytest
+from msgspec.structs import replace
+
+from skep.broker import Engine, Note, Rule, RuleKind, Scope
+from skep.job import (
+    Broken,
+    Dead,
+    Done,
+    Error,
+    Lease,
+    Outcome,
+    Progress,
+    Record,
+    Release,
+    Retry,
+    Snooze,
+    State,
+)
+from skep.testing.clock import FakeClock
+from skep.testing.contract.steps import (
+    A_MOMENT,
+    HOUR,
+    Another,
+    counts,
+    found,
+    look,
+    lose_leases,
+    put_some,
+    settle_one,
+    take,
+)
+from skep.testing.make import HOLDER, SPAN, a_job
+
+OUTCOMES: list[Outcome] = [
+    Done(),
+    Done(result=b"1", keep=HOUR),
+    Done(emit=(a_job(queue="next"),)),
+    Retry(timedelta(0), Error("E")),
+    Dead(),
+    Snooze(HOUR),
+    Release(),
+    Broken(Error("E")),
+]
+
+Act = Callable[[Engine, Lease], Awaitable[object]]
+
+
+def settling(outcome: Outcome) -> Act:
+    return lambda engine, lease: engine.settle([(lease, outcome)])
+
+
+ACTS: dict[str, Act] = {
+    "cancelled": lambda engine, lease: engine.cancel([lease.id]),
+    "noted": lambda engine, lease: engine.note([Note(lease, Progress(1, 2), ("line",))]),
+    "renewed": lambda engine, lease: engine.renew([lease], span=2 * SPAN),
+    **{f"settled as {outcome}": settling(outcome) for outcome in OUTCOMES},
+}
+
+
+async def records(engine: Engine, leases: list[Lease]) -> list[Record]:
+    return [await look(engine, lease.id) for lease in leases]
+
+
+class Bundling:
+    @pytest.mark.parametrize("act", ACTS.values(), ids=list(ACTS))
+    async def test_what_happens_to_one_of_a_bundle_leaves_the_others_alone(
+        self, engine: Engine, act: Act
+    ) -> None:
+        """T3-T7, T9, T12, I8: whatever the engine shares between them."""
+        await put_some(engine, 5)
+        leases = await take(engine)
+        one, others = leases[2], leases[:2] + leases[3:]
+        before = await records(engine, others)
+
+        await act(engine, one)
+
+        assert await records(engine, others) == before
+        assert (await counts(engine)).running in (4, 5)
+        assert await engine.settle([(lease, Done()) for lease in others]) == []
+        left = await counts(engine)
+        assert left.total == left.put - left.deleted <= 1
+
+    async def test_each_of_a_bundle_is_found(self, engine: Engine) -> None:
+        """I8, I1: by its id, by its queue and by its state, until it has ended; and its id is taken."""
+        ids = await put_some(engine, 5)
+        leases = await take(engine)
+        await settle_one(engine, leases[1], Done())
+        left = [name for name in ids if name != ids[1]]
+
+        assert await found(engine, state=State.RUNNING) == left
+        assert await found(engine, queue="default") == left
+        assert (await counts(engine)).running == 4
+        assert await engine.get(ids[1]) is None
+        record = await look(engine, ids[2])
+        assert (record.state, record.fence, record.holder) == (State.RUNNING, leases[2].fence, HOLDER)
+        assert (record.attempts, record.lease_until, record.body) == (1, leases[2].until, leases[2].body)
+        again = await engine.put([a_job(id=name) for name in left])
+        assert [receipt.created for receipt in again] == [False] * 4
+
+    async def test_a_bundle_is_settled_in_pieces(self, engine: Engine) -> None:
+        """T4, I5: each lease once, in any order."""
+        await put_some(engine, 6)
+        leases = await take(engine)
+        pieces = [leases[3:5], leases[:1], [*leases[4:], leases[1]], leases]
+
+        lost = [await engine.settle([(lease, Done()) for lease in piece]) for piece in pieces]
+
+        assert lost == [[], [], [leases[4]], [leases[0], leases[1], *leases[3:]]]
+        assert await counts(engine) == replace(await counts(engine), running=0, put=6, deleted=6)
+
+    @pytest.mark.parametrize("outcome", OUTCOMES, ids=str)
+    async def test_one_settle_mixes_ends_and_bundles(self, engine: Engine, outcome: Outcome) -> None:
+        """T4-T7, T12: with a lease that nobody gave, too."""
+        await put_some(engine, 3)
+        first = await take(engine)
+        await put_some(engine, 3)
+        second = await take(engine)
+        strange = replace(first[0], id=first[1].id)
+
+        lost = await engine.settle(
+            [
+                (second[1], outcome),
+                (first[2], Done()),
+                (strange, Done()),
+                (second[0], Done()),
+                (first[1], Dead()),
+            ]
+        )
+
+        assert lost == [strange]
+        assert (await counts(engine)).running == 2
+        assert await engine.settle([(first[0], Done()), (second[2], Done())]) == []
+
+    async def test_those_of_a_bundle_that_nobody_renews_are_lost_alone(
+        self, engine: Engine, clock: FakeClock
+    ) -> None:
+        """T3, T8, I4, L2."""
+        ids = await put_some(engine, 5)
+        leases = await take(engine)
+        clock.advance(SPAN - A_MOMENT)
+        await engine.renew([leases[3], leases[1]], span=SPAN)
+        clock.advance(A_MOMENT)
+
+        assert (await engine.sweep()).reaped == 3
+
+        assert [lease.id for lease in await take(engine)] == [ids[0], ids[2], ids[4]]
+        assert await engine.settle([(lease, Done()) for lease in leases]) == [leases[0], leases[2], leases[4]]
+
+    async def test_a_bundle_of_which_some_are_done_is_renewed_as_one(
+        self, engine: Engine, clock: FakeClock
+    ) -> None:
+        """T3: those that are done are lost to the renewal, the others live."""
+        await put_some(engine, 4)
+        leases = await take(engine)
+        await settle_one(engine, leases[0], Done())
+
+        renewals = await engine.renew(leases, span=SPAN * 2)
+
+        assert [renewal.until for renewal in renewals] == [None] + [clock.now + SPAN * 2] * 3
+        clock.advance(SPAN)
+        assert (await engine.sweep()).reaped == 0
+        clock.advance(SPAN)
+        assert await engine.renew(leases, span=SPAN) == [replace(renewals[0])] * 4
+        assert (await engine.sweep()).reaped == 3
+
+    async def test_a_lost_bundle_comes_back_in_its_order(self, engine: Engine, clock: FakeClock) -> None:
+        """T8, I15: also when it is reaped in pieces, each with one crash."""
+        ids = await put_some(engine, 5)
+        await take(engine)
+        clock.advance(SPAN)
+
+        reaped = [(await engine.sweep(limit=limit)).reaped for limit in (5, 5)]
+
+        again = await take(engine)
+        assert reaped == [5, 0]
+        assert [lease.id for lease in again] == ids
+        assert {(lease.crashes, lease.attempt) for lease in again} == {(1, 2)}
+
+    async def test_a_sweep_reaps_no_more_of_bundles_than_it_may(
+        self, engine: Engine, clock: FakeClock
+    ) -> None:
+        """T8: the oldest leases first, at most `limit` at a time."""
+        ids = await put_some(engine, 6)
+        for _ in range(3):
+            await take(engine, limit=2)
+        clock.advance(SPAN)
+
+        reaped = [(await engine.sweep(limit=limit)).reaped for limit in (1, 2, 100)]
+
+        assert reaped == [1, 2, 3]
+        assert sorted(lease.id for lease in await take(engine)) == sorted(ids)
+
+    async def test_the_earliest_end_of_a_bundle_is_when_to_sweep_next(
+        self, engine: Engine, clock: FakeClock
+    ) -> None:
+        """L2."""
+        await put_some(engine, 3)
+        await take(engine)
+
+        assert (await engine.sweep()).next_at == clock.now + SPAN
+
+    @pytest.mark.parametrize("scope", [Scope.QUEUE, Scope.TASK])
+    async def test_a_limit_counts_those_of_bundles_that_were_there_before_it(
+        self, engine: Engine, scope: Scope
+    ) -> None:
+        """T2, I2."""
+        await put_some(engine, 6)
+        leases = await take(engine, limit=3)
+        name = "default" if scope is Scope.QUEUE else leases[0].task
+        await engine.add_rule(Rule(RuleKind.LIMIT, scope, name, 4))
+
+        assert len(await take(engine)) == 1
+        assert await engine.settle([(lease, Done()) for lease in leases]) == []
+        assert len(await take(engine)) == 2
+
+    async def test_a_bundle_outlives_the_drop_of_its_queue(self, engine: Engine) -> None:
+        """T14: running jobs finish."""
+        await put_some(engine, 3)
+        leases = await take(engine)
+
+        assert await engine.drop("default") == 0
+
+        assert (await counts(engine)).running == 3
+        assert await engine.settle([(lease, Done()) for lease in leases]) == []
+
+    async def test_a_request_to_stop_reaches_one_of_a_bundle(self, engine: Engine, clock: FakeClock) -> None:
+        """T9: and a lost lease of it ends as cancelled."""
+        ids = await put_some(engine, 3)
+        leases = await take(engine)
+        await engine.cancel([ids[1]])
+
+        renewals = await engine.renew(leases, span=SPAN)
+
+        assert [renewal.cancel_requested for renewal in renewals] == [False, True, False]
+        await lose_leases(engine, clock)
+        assert (await look(engine, ids[1])).state is State.CANCELLED
+        assert [lease.id for lease in await take(engine)] == [ids[0], ids[2]]
+
+    async def test_more_jobs_than_any_bundle_holds_are_leased_in_their_order(self, engine: Engine) -> None:
+        """T2, I15."""
+        ids = await put_some(engine, 2500)
+
+        leases = await take(engine, limit=2400)
+
+        assert [lease.id for lease in leases] == ids[:2400]
+        assert await engine.settle([(lease, Done()) for lease in leases]) == []
+        assert (await counts(engine)).total == 100
+
+    async def test_many_hands_on_one_bundle_end_each_of_it_once(
+        self, engine: Engine, another: Another
+    ) -> None:
+        """I5, I8: settles, renewals, notes, requests to stop and looks at the same time."""
+        handles = [engine, *[await another() for _ in range(3)]]
+        ids = await put_some(engine, 30)
+        leases = await take(engine)
+
+        async def settle(handle: Engine, step: int) -> int:
+            ended = 0
+            for start in range(step):
+                piece = leases[start::step]
+                ended += len(piece) - len(await handle.settle([(lease, Done()) for lease in piece]))
+                await handle.renew(leases[start:], span=SPAN)
+            return ended
+
+        async def disturb(handle: Engine) -> int:
+            for lease in leases[::5]:
+                await handle.note([Note(lease, Progress(1))])
+                await handle.cancel([lease.id])
+                await handle.put([a_job(id=lease.id)])
+            return 0
+
+        ended = await asyncio.gather(
+            *(settle(handle, step) for handle, step in zip(handles, (1, 2, 3, 5), strict=True)),
+            disturb(handles[0]),
+        )
+
+        assert sum(ended) == len(ids)
+        left = await counts(engine)
+        assert left.running == 0
+        assert left.total == left.put - left.deleted
