@@ -184,6 +184,30 @@ async def test_a_job_that_commits_late_is_found_below_the_floor(
     assert late.id in [lease.id for lease in await take(engine, 3)]
 
 
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+async def test_a_server_that_isolates_more_by_default_changes_nothing(
+    postgres_url: str, schema: str, connection: asyncpg.Connection, level: str
+) -> None:
+    """I1, I2: the engine relies on READ COMMITTED, and asks for it where it is not the default."""
+    role = f"strict_{schema}"
+    await connection.execute(f"CREATE ROLE {role} LOGIN SUPERUSER")
+    await connection.execute(f"ALTER ROLE {role} SET default_transaction_isolation TO '{level}'")
+    engine = await PostgresBroker(postgres_url.replace("postgres@", f"{role}@"), schema=schema).open()
+    try:
+        job = a_job()
+        answers = await asyncio.gather(*(engine.put([job]) for _ in range(10)))
+        assert sum(receipt.created for [receipt] in answers) == 1
+        await engine.put([a_job() for _ in range(100)])
+        taken = await asyncio.gather(*(take(engine, 10) for _ in range(10)))
+        assert len({lease.id for leases in taken for lease in leases}) == 100
+        shown = await engine._link.read("SHOW transaction_isolation")
+        assert shown[0][0] == "read committed"
+    finally:
+        await engine.close()
+        await connection.execute(f"DROP OWNED BY {role} CASCADE")
+        await connection.execute(f"DROP ROLE {role}")
+
+
 async def test_any_language_can_put_a_job_by_sql(
     engine: PostgresBroker, schema: str, connection: asyncpg.Connection
 ) -> None:
@@ -374,6 +398,41 @@ async def test_one_job_comes_of_an_id_that_nobody_chose_and_many_put(
         job = a_job(**facts)
         answers = await asyncio.gather(*(engine.put([job]) for _ in range(6)))
         assert sum(receipt.created for [receipt] in answers) == 1
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "delayed": {"delay_ms": 1000},
+    "keyed": {"key": "k"},
+    "chosen": {"chosen": True},
+}
+
+
+@pytest.mark.parametrize("second", KINDS)
+@pytest.mark.parametrize("first", KINDS)
+async def test_one_job_comes_of_an_id_put_in_two_ways_at_once(
+    engine: PostgresBroker, connection: asyncpg.Connection, first: str, second: str
+) -> None:
+    """I1: they go to different tables, in each of which the id would be free; the second waits for the first."""
+    name = new_id()
+    async with connection.transaction():
+        await engine.put_in(connection, [a_job(id=name, **KINDS[first])])
+        call = asyncio.create_task(engine.put([a_job(id=name, **KINDS[second])]))
+        waited, _ = await asyncio.wait({call}, timeout=0.05)
+        assert not waited
+
+    assert await call == [Receipt(name, created=False)]
+    assert (await engine.queues())["default"].total == 1
+
+
+async def test_one_job_comes_of_an_id_that_many_put_in_many_ways(engine: PostgresBroker) -> None:
+    """I1: also in bundles, and after the first has gone on."""
+    for _ in range(10):
+        names = [new_id() for _ in range(3)]
+        bundles = [[a_job(id=name, **facts) for name in names] for facts in KINDS.values()]
+        answers = await asyncio.gather(*(engine.put(bundle) for bundle in bundles * 2), take(engine))
+        made = [receipt.id for answer in answers[:-1] for receipt in answer if receipt.created]
+        assert sorted(made) == sorted(names)
 
 
 async def test_a_batch_sealed_while_it_is_filled_counts_what_it_took(

@@ -84,6 +84,7 @@ OLD_TRANSACTION = 60.0  # seconds after which one that keeps VACUUM waiting is t
 FLOOR_FOR = 1.0  # seconds until a claim looks at everything again
 _MIGRATE_RETRIES = 20
 
+_ISOLATION, _READ_COMMITTED = "default_transaction_isolation", "read committed"
 _STATEMENTS = load_statements("postgres")
 _SCHEMA_NAME = re.compile(r"[^\x00]{1,50}")  # the name of its channel, 63 bytes at most, is longer
 
@@ -150,6 +151,8 @@ class PostgresBroker:
             if int(settings["server_version_num"]) < OLDEST_SERVER:
                 raise EngineError("this PostgreSQL is too old: skep needs 14 or newer")
             self._durability = _durability(settings)
+            if settings[_ISOLATION] != _READ_COMMITTED:  # each statement of a verb must see what came before it
+                await self._link.insist(_ISOLATION, _READ_COMMITTED)
             await self._migrate()
         except BaseException:
             await self.close()
@@ -256,10 +259,6 @@ class PostgresBroker:
     def _put_args(
         self, jobs: Sequence[Job], token: str | None, batch: Batch | None, *, seal: bool
     ) -> tuple[object, ...]:
-        bodies = [wire.encode(job) for job in jobs]
-        drafts = None
-        if not all(map(_is_plain, jobs)):
-            drafts = _text([_draft(job, body) for job, body in zip(jobs, bodies, strict=True)])
         return (
             self._at(),
             [job.id for job in jobs],
@@ -267,8 +266,8 @@ class PostgresBroker:
             [job.queue for job in jobs],
             [job.priority for job in jobs],
             [job.max_crashes for job in jobs],
-            bodies if drafts is None else [],
-            drafts,
+            [wire.encode(job) for job in jobs],
+            None if all(map(_is_plain, jobs)) else _text(_facts_of_all(jobs)),
             token,
             None if batch is None else _text(_batch_draft(batch)),
             seal,
@@ -498,7 +497,7 @@ class PostgresBroker:
         return bool(await self._answer("remove_schedule", name))
 
     async def fire(self, name: str, instant: datetime, job: Job | None, next_at: datetime) -> bool:
-        draft = None if job is None else _text(_draft(job, wire.encode(job)))
+        draft = None if job is None else _text(_draft(job))
         return bool(await self._answer("fire", self._at(), name, to_us(instant), draft, to_us(next_at)))
 
     # --- Hints ---------------------------------------------------------------------------
@@ -564,29 +563,48 @@ def _is_plain(job: Job) -> bool:
     )
 
 
-def _draft(job: Job, body: bytes) -> dict[str, object]:
-    facts: dict[str, object] = {
-        "id": job.id,
-        "task": job.task,
-        "queue": job.queue,
-        "body": b64encode(body).decode(),
-        "priority": job.priority,
-        "max_crashes": job.max_crashes,
-        "chosen": job.chosen,
-        "unique": job.unique,
-        "unique_until": job.unique_until,
-        "key": job.key,
-        "batch": job.batch,
-        "member": job.member,
-        "delay_us": job.delay_ms * 1000,
-    }
+def _facts_of_all(jobs: Sequence[Job]) -> dict[str, object]:
+    """What is not plain about some jobs, and whether two of them want the same id or key."""
+    keys = [job.unique for job in jobs if job.unique is not None]
+    alike = len(set(keys)) < len(keys) or len({job.id for job in jobs}) < len(jobs)
+    return {"alike": alike, "each": [_facts(job) for job in jobs]}
+
+
+def _facts(job: Job) -> dict[str, object]:
+    """What is not plain about a job."""
+    facts: dict[str, object] = {}
+    if job.delay_ms:
+        facts["delay_us"] = job.delay_ms * 1000
     if job.due_at is not None:
         facts["due_us"] = to_us(job.due_at)
     if job.expires_at is not None:
         facts["expires_us"] = to_us(job.expires_at)
     if job.expires_in_ms is not None:
         facts["expires_in_us"] = job.expires_in_ms * 1000
+    if job.chosen:
+        facts["chosen"] = True
+    if job.unique is not None:
+        facts["unique"], facts["unique_until"] = job.unique, job.unique_until
+    if job.key is not None:
+        facts["key"] = job.key
+    if job.batch is not None:
+        facts["batch"] = job.batch
+    if job.member:
+        facts["member"] = job.member
     return facts
+
+
+def _draft(job: Job) -> dict[str, object]:
+    """A job that follows from something else."""
+    return {
+        "id": job.id,
+        "task": job.task,
+        "queue": job.queue,
+        "body": b64encode(wire.encode(job)).decode(),
+        "priority": job.priority,
+        "max_crashes": job.max_crashes,
+        **_facts(job),
+    }
 
 
 def _batch_draft(batch: Batch) -> dict[str, object]:
@@ -598,7 +616,7 @@ def _batch_draft(batch: Batch) -> dict[str, object]:
     return {
         "id": batch.id,
         "body": _text(batch),
-        "calls": {when: _draft(job, wire.encode(job)) for when, job in calls.items() if job is not None},
+        "calls": {when: _draft(job) for when, job in calls.items() if job is not None},
         "linger_us": batch.linger_ms * 1000,
         "open_us": batch.open_for_ms * 1000,
         "parent": batch.parent,
@@ -645,7 +663,7 @@ def _told(outcome: Outcome) -> str:
 
 
 def _drafts(jobs: Sequence[Job]) -> list[object]:
-    return [_draft(job, wire.encode(job)) for job in jobs]
+    return [_draft(job) for job in jobs]
 
 
 def _error_text(error: Error | None) -> str | None:

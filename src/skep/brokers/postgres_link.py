@@ -78,6 +78,7 @@ class PostgresLink:
         self._patience = patience
         self._prepare = prepare
         self._named = bool(prepare)
+        self._settings = {"application_name": "skep"}
         self._lock = threading.Lock()
         self._lines: dict[asyncio.AbstractEventLoop, _Lines] = {}
         self._pid = 0
@@ -129,15 +130,18 @@ class PostgresLink:
         options: dict[str, Any] = {"statement_cache_size": 200 if self._named else 0}
         try:
             async with asyncio.timeout(CONNECT_WITHIN):
-                connection = await asyncpg.connect(
-                    self._url, server_settings={"application_name": "skep"}, **options
-                )
+                connection = await asyncpg.connect(self._url, server_settings=self._settings, **options)
                 _keep_alive(connection, self._patience)
         except (asyncpg.PostgresError, *LOST) as error:
             raise EngineUnavailable(
                 f"{self.shown} cannot be reached ({_said(error)}): nothing was changed"
             ) from error
         return connection
+
+    async def insist(self, name: str, value: str) -> None:
+        """Have a setting of the server's on every connection from now on, whatever its default is."""
+        self._settings = {**self._settings, name: value}
+        await self._lines_here().let_go()
 
     async def read(self, statement: str, *args: object) -> list[Row]:
         """What has no effect is repeated once where a connection turns out to be gone."""
@@ -321,9 +325,13 @@ class _Lines:
             await asyncio.Event().wait()
         finally:
             self._link.forget(self._loop)
-            free, self._free = self._free, []
-            for _, connection in free:
-                await _let_go(connection)
+            await self.let_go()
+
+    async def let_go(self) -> None:
+        """Close those that nobody uses."""
+        free, self._free = self._free, []
+        for _, connection in free:
+            await _let_go(connection)
 
     def _warned(self, connection: Connection, message: Any) -> None:
         if _NOT_REPLICATED in str(message):

@@ -51,7 +51,8 @@ SELECT 'prepared transaction', gid, extract(epoch FROM clock_timestamp() - prepa
 
 -- name: settings
 SELECT name, setting FROM pg_catalog.pg_settings
- WHERE name IN ('fsync', 'synchronous_commit', 'synchronous_standby_names', 'server_version_num');
+ WHERE name IN ('fsync', 'synchronous_commit', 'synchronous_standby_names', 'server_version_num',
+                'default_transaction_isolation');
 
 -- name: queues
 SELECT queue, 'ready' AS what, count(*) AS n FROM skep.ready GROUP BY queue
@@ -80,16 +81,7 @@ UNION ALL
 SELECT a.state, a.* FROM skep.archive a WHERE id = $1;
 
 -- name: find
-SELECT * FROM skep.every_job
- WHERE seq > $2
-   AND ($3::text IS NULL OR queue = $3)
-   AND ($4::text IS NULL OR task = $4)
-   AND ($5::text IS NULL OR batch = $5)
-   AND ($6::text IS NULL OR stands = $6)
-   AND ($7::text IS NULL OR reason = $7)
-   AND ($8::boolean IS NULL OR (stands = 'ready' AND due_us > skep.moment($1)) = $8)
- ORDER BY seq
- LIMIT $9;
+SELECT * FROM skep.find($1, $2, $3, $4, $5, $6, $7, $8, $9);
 
 -- name: position
 -- How many stand before a job that is ready and due, or would, once those that have become due join their lines.

@@ -39,16 +39,16 @@ from skep.testing.contract.steps import (
 )
 from skep.testing.make import HOLDER, SPAN, a_job
 
-OUTCOMES: list[Outcome] = [
-    Done(),
-    Done(result=b"1", keep=HOUR),
-    Done(emit=(a_job(queue="next"),)),
-    Retry(timedelta(0), Error("E")),
-    Dead(),
-    Snooze(HOUR),
-    Release(),
-    Broken(Error("E")),
-]
+OUTCOMES: dict[str, Outcome] = {
+    "done": Done(),
+    "kept": Done(result=b"1", keep=HOUR),
+    "emitting": Done(emit=(a_job(queue="next"),)),
+    "retried": Retry(timedelta(0), Error("E")),
+    "dead": Dead(),
+    "snoozed": Snooze(HOUR),
+    "released": Release(),
+    "broken": Broken(Error("E")),
+}
 
 Act = Callable[[Engine, Lease], Awaitable[object]]
 
@@ -61,7 +61,7 @@ ACTS: dict[str, Act] = {
     "cancelled": lambda engine, lease: engine.cancel([lease.id]),
     "noted": lambda engine, lease: engine.note([Note(lease, Progress(1, 2), ("line",))]),
     "renewed": lambda engine, lease: engine.renew([lease], span=2 * SPAN),
-    **{f"settled as {outcome}": settling(outcome) for outcome in OUTCOMES},
+    **{name: settling(outcome) for name, outcome in OUTCOMES.items()},
 }
 
 
@@ -116,7 +116,7 @@ class Bundling:
         assert lost == [[], [], [leases[4]], [leases[0], leases[1], *leases[3:]]]
         assert await counts(engine) == replace(await counts(engine), running=0, put=6, deleted=6)
 
-    @pytest.mark.parametrize("outcome", OUTCOMES, ids=str)
+    @pytest.mark.parametrize("outcome", OUTCOMES.values(), ids=list(OUTCOMES))
     async def test_one_settle_mixes_ends_and_bundles(self, engine: Engine, outcome: Outcome) -> None:
         """T4-T7, T12: with a lease that nobody gave, too."""
         await put_some(engine, 3)

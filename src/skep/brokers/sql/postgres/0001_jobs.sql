@@ -52,25 +52,28 @@ CREATE TABLE ready OF job (PRIMARY KEY (queue, rank, pos), UNIQUE (id))
     WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 ALTER TABLE ready ALTER body SET STORAGE EXTERNAL;
 CREATE INDEX ready_expires ON ready (expires_us) WHERE expires_us IS NOT NULL;
-CREATE INDEX ready_batch ON ready (batch) WHERE batch IS NOT NULL;
+CREATE INDEX ready_batch ON ready (batch, seq) WHERE batch IS NOT NULL;
+CREATE INDEX ready_seq ON ready (queue, seq);  -- for those who look page by page; it grows at its end only
 
 CREATE TABLE scheduled OF job (PRIMARY KEY (queue, due_us, seq), UNIQUE (id));
 ALTER TABLE scheduled ALTER body SET STORAGE EXTERNAL;
 CREATE INDEX scheduled_due ON scheduled (due_us);
 CREATE INDEX scheduled_expires ON scheduled (expires_us) WHERE expires_us IS NOT NULL;
-CREATE INDEX scheduled_batch ON scheduled (batch) WHERE batch IS NOT NULL;
+CREATE INDEX scheduled_batch ON scheduled (batch, seq) WHERE batch IS NOT NULL;
+CREATE INDEX scheduled_seq ON scheduled (queue, seq);
 
 -- Jobs that a rule keeps back are set aside here, with their places, so that no lease walks over them.
 CREATE TABLE held OF job (PRIMARY KEY (queue, hold_scope, hold_name, rank, pos), UNIQUE (id));
 ALTER TABLE held ALTER body SET STORAGE EXTERNAL;
 CREATE INDEX held_expires ON held (expires_us) WHERE expires_us IS NOT NULL;
-CREATE INDEX held_batch ON held (batch) WHERE batch IS NOT NULL;
+CREATE INDEX held_batch ON held (batch, seq) WHERE batch IS NOT NULL;
+CREATE INDEX held_seq ON held (queue, seq);
 
 -- No index on until_us: a renewal then touches no index at all, and those that run are few.
 CREATE TABLE running OF job (PRIMARY KEY (fence), UNIQUE (id))
     WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 ALTER TABLE running ALTER body SET STORAGE EXTERNAL;
-CREATE INDEX running_batch ON running (batch) WHERE batch IS NOT NULL;
+CREATE INDEX running_batch ON running (batch, seq) WHERE batch IS NOT NULL;
 
 -- What one claim took of one queue, as one row instead of many: plain jobs in their first run.
 --
@@ -104,7 +107,9 @@ CREATE INDEX chunk_last_id ON chunk (last_id);
 
 CREATE TABLE archive OF job (PRIMARY KEY (seq), UNIQUE (id));
 CREATE INDEX archive_keep ON archive (keep_us);
-CREATE INDEX archive_shelf ON archive (queue, state, ended_us, seq);
+CREATE INDEX archive_shelf ON archive (queue, ended_us, seq) WHERE state = 'dead';
+CREATE INDEX archive_seq ON archive (queue, state, seq);
+CREATE INDEX archive_batch ON archive (batch, seq) WHERE batch IS NOT NULL;
 
 CREATE VIEW waiting AS
     SELECT * FROM ready UNION ALL SELECT * FROM scheduled UNION ALL SELECT * FROM held;

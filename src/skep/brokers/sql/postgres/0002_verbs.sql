@@ -270,30 +270,66 @@ BEGIN
     RETURN j;
 END $$;
 
--- Is the id taken: by a job that is there, or by one that was chosen less than a day ago?
-CREATE FUNCTION used(job_id text, now_us bigint) RETURNS boolean LANGUAGE sql AS $$
-    SELECT EXISTS (SELECT FROM ready     WHERE id = job_id)
-        OR EXISTS (SELECT FROM running   WHERE id = job_id)
-        OR EXISTS (SELECT FROM scheduled WHERE id = job_id)
-        OR EXISTS (SELECT FROM held      WHERE id = job_id)
-        OR EXISTS (SELECT FROM archive   WHERE id = job_id)
-        OR EXISTS (SELECT FROM known     WHERE id = job_id AND (until_us IS NULL OR until_us > now_us))
-        OR EXISTS (SELECT FROM chunk     WHERE last_id >= job_id AND first_id <= job_id AND member(chunk, job_id) > 0)
-$$;
+-- Jobs as a producer describes them, in arrays and facts, with their places and the times that follow from now.
+CREATE FUNCTION described(
+    now_us bigint, ids text[], tasks text[], queues text[], priorities smallint[], max_crashes smallint[], bodies bytea[],
+    facts jsonb
+) RETURNS job[] LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT ROW(
+            f.place, f.place, now_us, coalesce(f.due_us, now_us + coalesce(f.delay_us, 0)),
+            least(f.expires_us, now_us + f.expires_in_us), NULL, NULL, -f.priority, f.most, 0, 0, 0, f.queue, f.id, f.task,
+            f.body, nullif(f.chosen, false), f.unique, CASE WHEN f.unique IS NOT NULL THEN coalesce(f.unique_until, 'ended') END,
+            f.key, f.batch, coalesce(f.member, 0), NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+            NULL, NULL, NULL)::job
+          FROM (SELECT nextval('back') AS place, * FROM ROWS FROM (
+            unnest(ids, tasks, queues, priorities, max_crashes, bodies),
+            jsonb_to_recordset(facts) AS (
+                due_us bigint, delay_us bigint, expires_us bigint, expires_in_us bigint, chosen boolean, "unique" text,
+                unique_until text, key text, batch text, member integer)
+            ) AS f (id, task, queue, priority, most, body, due_us, delay_us, expires_us, expires_in_us, chosen, "unique",
+                    unique_until, key, batch, member)) AS f);
+END $$;
 
--- Those of these ids, just put in line, that are taken elsewhere.
-CREATE FUNCTION used_elsewhere(ids text[], now_us bigint) RETURNS text[] LANGUAGE sql AS $$
-    SELECT array_agg(id) FROM (
-        SELECT id FROM running   WHERE id = ANY (ids) UNION ALL
-        SELECT id FROM scheduled WHERE id = ANY (ids) UNION ALL
-        SELECT id FROM held      WHERE id = ANY (ids) UNION ALL
-        SELECT id FROM archive   WHERE id = ANY (ids) UNION ALL
-        SELECT id FROM known     WHERE id = ANY (ids) AND (until_us IS NULL OR until_us > now_us) UNION ALL
-        SELECT id FROM unnest(ids) AS wanted (id) WHERE id IN (
-            SELECT m.id FROM chunk, members_of(chunk) AS m
-             WHERE last_id >= (SELECT min(id COLLATE "C") FROM unnest(ids) AS id)
-               AND first_id <= (SELECT max(id COLLATE "C") FROM unnest(ids) AS id))) AS taken
-$$;
+-- Those of these ids that are taken elsewhere than in line: by a job that is there, or by one that was chosen and ended
+-- less than a day ago.
+--
+-- An id is unique in each table, not across them.  So whoever puts one first makes an entry in the index of `ready`,
+-- where of two that do so at the same time the second waits for the first, and only then looks elsewhere, with a new
+-- snapshot.  A job that moves meanwhile is seen in one of its two places, since this is one statement.
+CREATE FUNCTION used_elsewhere(names text[], now_us bigint) RETURNS text[] LANGUAGE plpgsql AS $$
+DECLARE
+    least_name text := (SELECT min(name COLLATE "C") FROM unnest(names) AS name);
+    greatest_name text := (SELECT max(name COLLATE "C") FROM unnest(names) AS name);
+BEGIN
+    RETURN (SELECT array_agg(id) FROM (
+        SELECT id FROM running   WHERE id = ANY (names) UNION ALL
+        SELECT id FROM scheduled WHERE id = ANY (names) UNION ALL
+        SELECT id FROM held      WHERE id = ANY (names) UNION ALL
+        SELECT id FROM archive   WHERE id = ANY (names) UNION ALL
+        SELECT id FROM known     WHERE id = ANY (names) AND (until_us IS NULL OR until_us > now_us) UNION ALL
+        SELECT m.id FROM chunk, members_of(chunk) AS m
+         WHERE last_id >= least_name AND first_id <= greatest_name AND m.id IN (SELECT unnest(names))) AS taken);
+END $$;
+
+-- Make entries for ids in the index of `ready`, without jobs, so that whoever else puts one of them waits until we have
+-- committed; gives those that are taken, here or elsewhere.
+CREATE FUNCTION enter(ids text[], now_us bigint) RETURNS text[] LANGUAGE plpgsql AS $$
+DECLARE
+    entries tid[];
+    entered text[];
+BEGIN
+    WITH entry AS (
+        INSERT INTO ready (queue, rank, pos, id) SELECT '', 0, nextval('back'), id FROM unnest(ids) AS id
+        ON CONFLICT (id) DO NOTHING RETURNING ctid, id)
+    SELECT array_agg(ctid), array_agg(id) INTO entries, entered FROM entry;
+    DELETE FROM ready WHERE ctid = ANY (entries);
+    IF cardinality(entered) = cardinality(ids) THEN
+        RETURN used_elsewhere(ids, now_us);
+    END IF;
+    RETURN used_elsewhere(ids, now_us) || ARRAY(SELECT unnest(ids) EXCEPT SELECT unnest(entered));
+END $$;
 
 -- Lock the batch that a new job names, and say whether it counts there.  Nobody adds to a batch from outside
 -- that is sealed or not there; what is emitted is then a plain job.
@@ -310,29 +346,39 @@ BEGIN
     RETURN b.id IS NOT NULL AND b.finished_us IS NULL;
 END $$;
 
+-- Take a unique key for a job; gives the id of the job that holds it, if that is another one.
+CREATE FUNCTION take_key(of_key text, job_id text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    holder text;
+BEGIN
+    LOOP
+        INSERT INTO unique_key VALUES (of_key, job_id) ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            RETURN NULL;
+        END IF;
+        SELECT id INTO holder FROM unique_key WHERE key = of_key;
+        IF FOUND THEN  -- else it was freed in this moment
+            RETURN holder;
+        END IF;
+    END LOOP;
+END $$;
+
 -- Put one job (T1).  NULL if it was created, else the id of the job in its place.
 CREATE FUNCTION add_job(t terms, j job, emitted boolean) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
-    other text;
+    holder text;
 BEGIN
-    IF used(j.id, t.now_us) THEN
+    IF enter(ARRAY[j.id], t.now_us) <> '{}' THEN
         RETURN j.id;
     END IF;
-    WHILE j.unique_key IS NOT NULL LOOP
-        INSERT INTO unique_key VALUES (j.unique_key, j.id) ON CONFLICT DO NOTHING;
-        EXIT WHEN FOUND;
-        SELECT id INTO other FROM unique_key WHERE key = j.unique_key;
-        IF FOUND THEN  -- else it was freed in this moment
-            RETURN other;
+    IF j.unique_key IS NOT NULL THEN
+        holder := take_key(j.unique_key, j.id);
+        IF holder IS NOT NULL THEN
+            RETURN holder;
         END IF;
-    END LOOP;
-    IF j.chosen THEN  -- of two that put the same id at once, the second waits here for the first
-        INSERT INTO known VALUES (j.id, NULL)
-        ON CONFLICT (id) DO UPDATE SET until_us = NULL WHERE known.until_us <= t.now_us;
-        IF NOT FOUND THEN
-            DELETE FROM unique_key WHERE key = j.unique_key AND id = j.id;
-            RETURN j.id;
-        END IF;
+    END IF;
+    IF j.chosen THEN
+        INSERT INTO known VALUES (j.id, NULL) ON CONFLICT (id) DO UPDATE SET until_us = NULL;
     END IF;
     IF j.batch IS NOT NULL THEN
         IF joins(j.batch, emitted) THEN
@@ -346,6 +392,114 @@ BEGIN
     PERFORM place(t, j);
     INSERT INTO tally VALUES (j.queue, 1, 0);
     RETURN NULL;
+END $$;
+
+-- Put jobs of any kind, no two of which have the same id or the same unique key: what add_job() does, set by set.
+-- Those that are due stand in line before the rest is looked at: that is their entry.  Gives those that were not
+-- created, each with the id of the job in its place.
+CREATE FUNCTION add_jobs(t terms, jobs job[]) RETURNS TABLE (refused text, there text) LANGUAGE plpgsql AS $$
+DECLARE
+    kinds record;
+    made text[] := '{}';
+    taken text[];
+    later text[];
+    b record;
+BEGIN
+    SELECT count(j.unique_key) > 0 AS keyed, bool_or(j.chosen) AS chosen, count(j.batch) > 0 AS batched,
+           bool_or(j.due_us > t.now_us) AS later, bool_or(j.due_us <= t.now_us) AS now INTO kinds FROM unnest(jobs) AS j;
+    IF kinds.now THEN
+        WITH added AS (
+            INSERT INTO ready SELECT * FROM unnest(jobs) WHERE due_us <= t.now_us ON CONFLICT (id) DO NOTHING RETURNING id)
+        SELECT array_agg(id) INTO made FROM added;
+        taken := used_elsewhere(made, t.now_us);
+        IF kinds.later OR made IS NULL OR cardinality(made) < cardinality(jobs) THEN
+            taken := taken || ARRAY(SELECT j.id FROM unnest(jobs) AS j WHERE j.due_us <= t.now_us EXCEPT SELECT unnest(made));
+        END IF;
+    END IF;
+    IF kinds.later THEN
+        taken := taken || enter(ARRAY(SELECT id FROM unnest(jobs) WHERE due_us > t.now_us), t.now_us);
+    END IF;
+    IF taken <> '{}' THEN
+        RETURN QUERY SELECT name, name FROM unnest(taken) AS name;
+        jobs := ARRAY(SELECT j FROM unnest(jobs) AS j WHERE j.id NOT IN (SELECT unnest(taken)));
+        DELETE FROM ready WHERE id = ANY (taken) AND id = ANY (made);
+    END IF;
+    IF kinds.keyed THEN
+        FOR refused, there IN SELECT * FROM take_keys(jobs) LOOP
+            RETURN NEXT;
+            jobs := ARRAY(SELECT j FROM unnest(jobs) AS j WHERE j.id <> refused);
+            DELETE FROM ready WHERE id = refused;
+        END LOOP;
+    END IF;
+    IF kinds.chosen THEN
+        INSERT INTO known SELECT id, NULL FROM unnest(jobs) WHERE chosen ON CONFLICT (id) DO UPDATE SET until_us = NULL;
+    END IF;
+    IF kinds.batched THEN
+        FOR b IN SELECT j.batch AS id, count(*) AS n FROM unnest(jobs) AS j WHERE j.batch IS NOT NULL GROUP BY 1 ORDER BY 1 LOOP
+            PERFORM joins(b.id, false);
+            UPDATE batch SET live = live + b.n WHERE id = b.id;
+        END LOOP;
+    END IF;
+    IF kinds.later THEN
+        INSERT INTO scheduled SELECT * FROM unnest(jobs) WHERE due_us > t.now_us;
+    END IF;
+    INSERT INTO tally SELECT queue, count(*), 0 FROM unnest(jobs) GROUP BY queue;
+END $$;
+
+-- Take the unique keys of these jobs, in their order, so that two who take the same ones wait and do not lock each other out.
+-- Gives the jobs whose key another one holds, and those others.
+CREATE FUNCTION take_keys(jobs job[]) RETURNS TABLE (refused text, there text) LANGUAGE plpgsql AS $$
+DECLARE
+    missed text[];
+BEGIN
+    WITH got AS (
+        INSERT INTO unique_key
+        SELECT j.unique_key, j.id FROM unnest(jobs) AS j WHERE j.unique_key IS NOT NULL ORDER BY j.unique_key COLLATE "C"
+        ON CONFLICT DO NOTHING RETURNING id)
+    SELECT array_agg(j.id) INTO missed FROM unnest(jobs) AS j
+     WHERE j.unique_key IS NOT NULL AND j.id NOT IN (SELECT id FROM got);
+    IF missed IS NULL THEN
+        RETURN;
+    END IF;
+    FOR refused, there IN SELECT j.id, take_key(j.unique_key, j.id) FROM unnest(jobs) AS j WHERE j.id = ANY (missed) LOOP
+        IF there IS NOT NULL THEN
+            RETURN NEXT;
+        END IF;
+    END LOOP;
+END $$;
+
+-- Put jobs that are all plain.  Gives the numbers, from 1, of those that were not created.
+CREATE FUNCTION add_plain(
+    t terms, ids text[], tasks text[], queues text[], priorities smallint[], max_crashes smallint[], bodies bytea[]
+) RETURNS integer[] LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    made text[];
+    elsewhere text[];
+BEGIN
+    WITH added AS (
+        INSERT INTO ready (seq, pos, put_us, due_us, rank, max_crashes, attempts, failures, crashes, queue, id, task, body,
+                           member)
+        SELECT place, place, t.now_us, t.now_us, -priority, most, 0, 0, 0, queue, id, task, body, 0
+          FROM (SELECT nextval('back') AS place, *
+                  FROM unnest(ids, tasks, queues, priorities, max_crashes, bodies)
+                    AS j (id, task, queue, priority, most, body)) AS j
+            ON CONFLICT (id) DO NOTHING
+        RETURNING id, queue),
+    counted AS (INSERT INTO tally SELECT queue, count(*), 0 FROM added GROUP BY queue)
+    SELECT array_agg(id) INTO made FROM added;
+    elsewhere := used_elsewhere(made, t.now_us);
+    IF elsewhere IS NULL AND cardinality(made) = cardinality(ids) THEN
+        RETURN '{}';
+    END IF;
+    WITH taken_back AS (DELETE FROM ready WHERE id = ANY (elsewhere) RETURNING queue)
+    INSERT INTO tally SELECT queue, -count(*), 0 FROM taken_back GROUP BY queue;
+    RETURN ARRAY(
+        SELECT i::integer FROM (
+            SELECT id, i, row_number() OVER (PARTITION BY id ORDER BY i) AS nth
+              FROM unnest(ids) WITH ORDINALITY AS all_ids (id, i)) AS numbered
+         WHERE nth > 1 OR id NOT IN (SELECT unnest(made)) OR id IN (SELECT unnest(elsewhere))
+         ORDER BY i);
 END $$;
 
 -- Put what follows from a step; what is already there is left out.
@@ -907,19 +1061,19 @@ $$;
 
 -- --- what clients call ----------------------------------------------------------------------
 
--- Put jobs (T1), all plain ones in arrays, or any as drafts; open a batch before and seal it after that.
+-- Put jobs (T1), in arrays, with facts if not all are plain: about `each`, and whether two of them are `alike` in their ids
+-- or unique keys, so that it matters which comes first.  Opens a batch before and seals it after that.
 -- Gives the numbers, from 1, of those that were not created, each with the id of the job in its place.
 CREATE FUNCTION put(
     at bigint, ids text[], tasks text[], queues text[], priorities smallint[], max_crashes smallint[], bodies bytea[],
-    drafts jsonb, new_token text, new_batch jsonb, seal_it boolean, dead_us bigint, cancelled_us bigint
-) RETURNS TABLE (n integer, there text) LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
+    facts jsonb, new_token text, new_batch jsonb, seal_it boolean, dead_us bigint, cancelled_us bigint
+) RETURNS TABLE (n integer, there text) LANGUAGE plpgsql SET search_path FROM CURRENT
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
     t terms := (moment(at), dead_us, cancelled_us);
-    made text[];
-    elsewhere text[];
-    fresh text[] := '{}';  -- the queues that have got something
-    d record;
+    jobs job[];
+    left_out integer[];
 BEGIN
     IF new_token IS NOT NULL THEN
         INSERT INTO token VALUES (new_token, t.now_us + 86400000000)
@@ -932,46 +1086,30 @@ BEGIN
     IF new_batch IS NOT NULL THEN
         PERFORM open_batch(t, new_batch);
     END IF;
-    IF drafts IS NULL THEN
-        WITH added AS (
-            INSERT INTO ready (seq, pos, put_us, due_us, rank, max_crashes, attempts, failures, crashes, queue, id, task, body,
-                               member)
-            SELECT place, place, t.now_us, t.now_us, -priority, most, 0, 0, 0, queue, id, task, body, 0
-              FROM (SELECT nextval('back') AS place, *
-                      FROM unnest(ids, tasks, queues, priorities, max_crashes, bodies)
-                        AS j (id, task, queue, priority, most, body)) AS j
-                ON CONFLICT (id) DO NOTHING
-            RETURNING id, queue),
-        counted AS (INSERT INTO tally SELECT queue, count(*), 0 FROM added GROUP BY queue)
-        SELECT array_agg(id), array_agg(DISTINCT queue) INTO made, fresh FROM added;
-        -- Only now, with what has been committed meanwhile: somebody may have put the same jobs at the same time.
-        elsewhere := used_elsewhere(made, t.now_us);
-        IF elsewhere IS NOT NULL THEN
-            WITH taken_back AS (DELETE FROM ready WHERE id = ANY (elsewhere) RETURNING queue)
-            INSERT INTO tally SELECT queue, -count(*), 0 FROM taken_back GROUP BY queue;
-            fresh := ARRAY(SELECT DISTINCT queue FROM ready WHERE id = ANY (made));
-        END IF;
-        IF elsewhere IS NOT NULL OR made IS NULL OR cardinality(made) < cardinality(ids) THEN
-            RETURN QUERY
-                SELECT i::integer, id FROM (
-                    SELECT id, i, row_number() OVER (PARTITION BY id ORDER BY i) AS nth
-                      FROM unnest(ids) WITH ORDINALITY AS all_ids (id, i)) AS numbered
-                 WHERE nth > 1 OR made IS NULL OR id <> ALL (made) OR id = ANY (elsewhere)
-                 ORDER BY i;
-        END IF;
+    IF facts IS NULL THEN
+        left_out := add_plain(t, ids, tasks, queues, priorities, max_crashes, bodies);
+        RETURN QUERY SELECT i, ids[i] FROM unnest(left_out) AS i;
     ELSE
-        FOR d IN SELECT i, drafted(draft, t.now_us) AS j FROM jsonb_array_elements(drafts) WITH ORDINALITY AS all_drafts (draft, i)
-        LOOP
-            there := add_job(t, d.j, false);
-            IF there IS NOT NULL THEN
-                n := d.i;
+        jobs := described(t.now_us, ids, tasks, queues, priorities, max_crashes, bodies, facts->'each');
+        IF (facts->'alike')::boolean THEN
+            FOR i IN 1..cardinality(jobs) LOOP
+                there := add_job(t, jobs[i], false);
+                IF there IS NOT NULL THEN
+                    n := i;
+                    RETURN NEXT;
+                    left_out := left_out || n;
+                END IF;
+            END LOOP;
+        ELSE
+            FOR n, there IN SELECT array_position(ids, a.refused), a.there FROM add_jobs(t, jobs) AS a LOOP
                 RETURN NEXT;
-            ELSIF (d.j).queue <> ALL (fresh) THEN
-                fresh := fresh || (d.j).queue;
-            END IF;
-        END LOOP;
+                left_out := left_out || n;
+            END LOOP;
+        END IF;
     END IF;
-    PERFORM check_room(fresh);
+    IF EXISTS (SELECT FROM rule WHERE kind = 'cap') THEN
+        PERFORM check_room(ARRAY(SELECT q FROM unnest(queues) WITH ORDINALITY AS added (q, i) WHERE i <> ALL (coalesce(left_out, '{}'))));
+    END IF;
     IF new_batch IS NOT NULL AND seal_it THEN
         PERFORM seal_batch(t, new_batch->>'id');
     END IF;
@@ -1105,7 +1243,7 @@ BEGIN
     IF dead_max IS NOT NULL THEN
         FOR s IN SELECT queue, count(*) - dead_max AS over FROM archive WHERE state = 'dead'
                   GROUP BY queue HAVING count(*) > dead_max LOOP
-            old := old || ARRAY(SELECT seq FROM archive WHERE queue = s.queue AND state = 'dead'
+            old := old || ARRAY(SELECT seq FROM archive WHERE queue = s.queue AND state = 'dead'  -- by archive_shelf
                                  ORDER BY ended_us, seq LIMIT least(most, s.over));
         END LOOP;
     END IF;
@@ -1339,4 +1477,77 @@ BEGIN
     there := add_job(t, j, false);
     PERFORM check_room(ARRAY[j.queue]);
     RETURN coalesce(there, j.id);
+END $$;
+
+-- --- those who look -------------------------------------------------------------------------
+
+-- The queues that there are or were, one step in the index for each.
+CREATE FUNCTION queue_names() RETURNS text[] LANGUAGE plpgsql AS $$
+DECLARE
+    names text[] := '{}';
+    name text := (SELECT min(queue) FROM tally);
+BEGIN
+    WHILE name IS NOT NULL LOOP
+        names := names || name;
+        SELECT min(queue) INTO name FROM tally WHERE queue > name;
+    END LOOP;
+    RETURN names;
+END $$;
+
+-- The jobs after a place in the order of puts for which everything that is given is true.  From each queue, state and
+-- place not more than `most` are read, so that a page costs the same wherever it is; what is filtered out is walked over.
+CREATE FUNCTION find(
+    at bigint, after bigint, of_queue text, of_task text, of_batch text, of_state text, of_reason text,
+    is_scheduled boolean, most integer
+) RETURNS SETOF every_job LANGUAGE plpgsql STABLE SET search_path FROM CURRENT
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
+DECLARE
+    now_us bigint := moment(at);
+    waits boolean := coalesce(of_state = 'ready', true) AND of_reason IS NULL;
+    runs boolean := coalesce(of_state = 'running', true) AND of_reason IS NULL AND is_scheduled IS NOT TRUE;
+    queues text[] := CASE WHEN of_queue IS NULL THEN queue_names() ELSE ARRAY[of_queue] END;
+    ends text[] := CASE WHEN is_scheduled THEN '{}' WHEN of_state IS NULL THEN '{done,dead,cancelled}' ELSE ARRAY[of_state] END;
+BEGIN
+    IF of_batch IS NOT NULL THEN
+        RETURN QUERY
+            SELECT * FROM every_job AS j
+             WHERE j.batch = of_batch AND j.seq > after AND coalesce(j.queue = of_queue, true)
+               AND coalesce(j.task = of_task, true) AND coalesce(j.stands = of_state, true)
+               AND (of_reason IS NULL OR j.reason = of_reason)
+               AND coalesce((j.stands = 'ready' AND j.due_us > now_us) = is_scheduled, true)
+             ORDER BY j.seq LIMIT most;
+        RETURN;
+    END IF;
+    RETURN QUERY
+        SELECT found.* FROM (
+            SELECT 'ready', j.* FROM unnest(queues) AS q, LATERAL (
+                SELECT * FROM ready AS r
+                 WHERE r.queue = q AND r.seq > after AND coalesce(r.task = of_task, true)
+                   AND coalesce((r.due_us > now_us) = is_scheduled, true)
+                 ORDER BY r.seq LIMIT most) AS j WHERE waits
+            UNION ALL
+            SELECT 'ready', j.* FROM unnest(queues) AS q, LATERAL (
+                SELECT * FROM scheduled AS s
+                 WHERE s.queue = q AND s.seq > after AND coalesce(s.task = of_task, true)
+                   AND coalesce((s.due_us > now_us) = is_scheduled, true)
+                 ORDER BY s.seq LIMIT most) AS j WHERE waits
+            UNION ALL
+            SELECT 'ready', j.* FROM unnest(queues) AS q, LATERAL (
+                SELECT * FROM held AS h
+                 WHERE h.queue = q AND h.seq > after AND coalesce(h.task = of_task, true)
+                   AND coalesce((h.due_us > now_us) = is_scheduled, true)
+                 ORDER BY h.seq LIMIT most) AS j WHERE waits
+            UNION ALL
+            SELECT 'running', r.* FROM running AS r
+             WHERE runs AND r.queue = ANY (queues) AND r.seq > after AND coalesce(r.task = of_task, true)
+            UNION ALL
+            SELECT 'running', m.* FROM chunk AS c, members_of(c) AS m
+             WHERE runs AND c.queue = ANY (queues) AND m.seq > after AND coalesce(m.task = of_task, true)
+            UNION ALL
+            SELECT j.state, j.* FROM unnest(queues) AS q, unnest(ends) AS e, LATERAL (
+                SELECT * FROM archive AS a
+                 WHERE a.queue = q AND a.state = e AND a.seq > after AND coalesce(a.task = of_task, true)
+                   AND (of_reason IS NULL OR a.reason = of_reason)
+                 ORDER BY a.seq LIMIT most) AS j) AS found
+         ORDER BY found.seq LIMIT most;
 END $$;
