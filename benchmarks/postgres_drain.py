@@ -1,12 +1,13 @@
 """The PostgreSQL engine against a hand-written loop on the same server with the same durability, in one run.
 
-    python benchmarks/postgres_drain.py [--jobs 30000] [--backlog 0] [--held] [--repeat 3]
+    python benchmarks/postgres_drain.py [drain backlog held latency callers bulk] [--jobs 30000] [--repeat 3]
 
-Prints jobs per second drained in bundles of 100 with fsync=on and synchronous_commit=on: the raw loop (one
-table with a state column, a claim and a delete, each its own commit), the same in one statement, the engine's
-two verbs, its exchange, and a worker with no-op tasks.  `--held` keeps a transaction open elsewhere for the
-whole drain, and `--backlog` leaves that many jobs waiting.  Read the ratios: the speed of a machine varies
-from minute to minute.
+`drain` prints jobs per second drained in bundles of 100 with fsync=on and synchronous_commit=on: the raw loop
+(one table with a state column, a claim and a delete, each its own commit), the same in one statement, the
+engine's two verbs, its exchange, and a worker with no-op tasks.  `backlog` drains while a million jobs wait
+and while 20,000 do; `held` drains with a transaction kept open elsewhere and without; `latency` is the time
+from a put to the start of the job in an idle worker; `callers` are 64 who enqueue one job after another;
+`bulk` puts bundles of all kinds of jobs.  Read the ratios: the speed of a machine varies from minute to minute.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from functools import partial
+from typing import Any
 
 import asyncpg
 
 from skep import App
+from skep.batch import Batch
 from skep.brokers.postgres import PostgresBroker
 from skep.job import Done
 from skep.testing.make import a_job
@@ -121,44 +125,158 @@ async def fresh(url: str) -> None:
     await connection.close()
 
 
-async def main(arguments: argparse.Namespace) -> None:
-    jobs, backlog = arguments.jobs, arguments.backlog
-    loops: dict[str, Callable[[str], Awaitable[float]]] = {
-        "raw loop": lambda url: raw_loop(url, jobs, backlog),
-        "raw, fused": lambda url: raw_loop(url, jobs, backlog, fused=True),
-        "lease + settle": lambda url: engine_loop(url, jobs, backlog, exchange=False),
-        "exchange": lambda url: engine_loop(url, jobs, backlog, exchange=True),
-        "worker": lambda url: worker_run(url, jobs),
+async def drain(url: str, options: argparse.Namespace) -> None:
+    jobs = options.jobs
+    loops: dict[str, Callable[[], Awaitable[float]]] = {
+        "raw loop": lambda: raw_loop(url, jobs, 0),
+        "raw, fused": lambda: raw_loop(url, jobs, 0, fused=True),
+        "lease + settle": lambda: engine_loop(url, jobs, 0, exchange=False),
+        "exchange": lambda: engine_loop(url, jobs, 0, exchange=True),
+        "worker": lambda: worker_run(url, jobs),
     }
-    chosen = {name: loop for name, loop in loops.items() if not arguments.only or name in arguments.only}
-    rates: dict[str, list[float]] = {name: [] for name in chosen}
-    with postgres(durable=True, settings=("shared_buffers=256MB", "max_wal_size=4GB")) as server:
-        holder = await asyncpg.connect(server.url)
-        if arguments.held:
-            await holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM pg_class")
-        for turn in range(arguments.repeat):
-            for name, loop in chosen.items():
-                await fresh(server.url)
-                rates[name].append(await loop(server.url))
-                print(
-                    f"  run {turn + 1}: {name:16} {rates[name][-1]:10,.0f} jobs/s",
-                    file=sys.stderr,
-                    flush=True,
-                )
+    await compare(url, {name: loops[name] for name in options.only or loops}, options.repeat)
+
+
+async def backlog(url: str, options: argparse.Namespace) -> None:
+    few, many = 20_000, 1_000_000
+    loops: dict[str, Callable[[], Awaitable[float]]] = {
+        "20,000 waiting": lambda: engine_loop(url, few, 0, exchange=True),
+        "1,000,000 waiting": lambda: engine_loop(url, few, many - few, exchange=True),
+    }
+    await compare(url, loops, options.repeat)
+
+
+async def held(url: str, options: argparse.Namespace) -> None:
+    async def with_a_snapshot() -> float:
+        holder = await asyncpg.connect(url)
+        await holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM pg_class")
+        rate = await worker_run(url, 150_000)
         await holder.close()
-    raw = statistics.median(rates.get("raw loop", [1.0]))
+        return rate
+
+    loops: dict[str, Callable[[], Awaitable[float]]] = {
+        "alone": lambda: worker_run(url, 150_000),
+        "snapshot held": with_a_snapshot,
+    }
+    await compare(url, loops, options.repeat)
+
+
+async def compare(url: str, loops: dict[str, Callable[[], Awaitable[float]]], repeat: int) -> None:
+    """Take turns, and compare each with the first of the same turn."""
+    rates: dict[str, list[float]] = {name: [] for name in loops}
+    for turn in range(repeat):
+        for name, loop in loops.items():
+            await fresh(url)
+            rates[name].append(await loop())
+            tell(f"  run {turn + 1}: {name:18} {rates[name][-1]:10,.0f} jobs/s")
+    first = next(iter(rates.values()))
     for name, found in rates.items():
-        middle = statistics.median(found)
-        print(f"{name:16} {middle:10,.0f} jobs/s  {middle / raw:6.0%} of raw")
+        ratio = statistics.median(rate / other for rate, other in zip(found, first, strict=True))
+        best = max(found) / max(first)
+        print(f"{name:18} {statistics.median(found):10,.0f} jobs/s  {ratio:6.0%}  (best of each: {best:.0%})")
+
+
+async def latency(url: str, options: argparse.Namespace) -> None:
+    """From before the put, by another engine, to the first line of the task."""
+    await fresh(url)
+    app = App(f"{url}?schema=bench")
+    started = asyncio.Queue[float]()
+
+    @app.task(name="tick")
+    async def tick() -> None:
+        started.put_nowait(time.perf_counter())
+
+    worker = Worker(app, Settings())
+    running = asyncio.create_task(worker.run())
+    producer = await PostgresBroker(url, schema="bench").open()
+    waits: list[float] = []
+    for _ in range(50 + 200 * options.repeat):
+        await asyncio.sleep(0.01)
+        began = time.perf_counter()
+        await producer.put([a_job(task="tick")])
+        waits.append((await started.get() - began) * 1000)
+    worker.stop()
+    await running
+    await producer.close()
+    await app.aclose()
+    cuts = statistics.quantiles(waits[50:], n=100)
+    print(f"latency            p50 {cuts[49]:6.1f} ms   p99 {cuts[98]:6.1f} ms")
+
+
+async def callers(url: str, options: argparse.Namespace) -> None:
+    await fresh(url)
+    app = App(f"{url}?schema=bench")
+
+    @app.task(name="noop")
+    async def noop(text: str) -> None:
+        pass
+
+    await noop.aenqueue(PAYLOAD)
+
+    async def call(count: int) -> None:
+        for _ in range(count):
+            await noop.aenqueue(PAYLOAD)
+
+    rates = []
+    for turn in range(options.repeat):
+        began = time.perf_counter()
+        await asyncio.gather(*(call(200) for _ in range(64)))
+        rates.append(64 * 200 / (time.perf_counter() - began))
+        tell(f"  run {turn + 1}: 64 callers {rates[-1]:10,.0f} jobs/s")
+    await app.aclose()
+    print(f"64 callers         {statistics.median(rates):10,.0f} jobs/s  (best {max(rates):,.0f})")
+
+
+async def bulk(url: str, options: argparse.Namespace) -> None:
+    kinds: dict[str, Callable[[int], dict[str, Any]]] = {
+        "plain": lambda _: {},
+        "chosen": lambda _: {"chosen": True},
+        "unique": lambda n: {"unique": f"key {n}"},
+        "members": lambda n: {"batch": "batch", "member": n},
+        "delayed": lambda _: {"delay_ms": 3_600_000},
+        "expiring": lambda _: {"expires_in_ms": 3_600_000},
+    }
+
+    async def put(kind: str) -> float:
+        engine = await PostgresBroker(url, schema="bench").open()
+        await engine.put_batch(Batch(id="batch"), seal=False)
+        jobs = [a_job(PAYLOAD, **kinds[kind](n)) for n in range(options.jobs)]
+        began = time.perf_counter()
+        for start in range(0, len(jobs), 5000):
+            await engine.put(jobs[start : start + 5000])
+        rate = len(jobs) / (time.perf_counter() - began)
+        await engine.close()
+        return rate
+
+    await compare(url, {kind: partial(put, kind) for kind in kinds}, options.repeat)
+
+
+def tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+CASES = {
+    "drain": drain,
+    "backlog": backlog,
+    "held": held,
+    "latency": latency,
+    "callers": callers,
+    "bulk": bulk,
+}
+
+
+async def main(options: argparse.Namespace) -> None:
+    with postgres(durable=True, settings=("shared_buffers=256MB", "max_wal_size=4GB")) as server:
+        for case in options.cases:
+            await CASES[case](server.url, options)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("cases", nargs="*", choices=[*CASES, []], default=["drain"])
     parser.add_argument("--jobs", type=int, default=30_000)
-    parser.add_argument("--backlog", type=int, default=0)
-    parser.add_argument("--held", action="store_true", help="keep a transaction open elsewhere")
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--only", action="append", help="only this loop; may be given again")
+    parser.add_argument("--only", action="append", help="of `drain`, only this loop; may be given again")
     asyncio.run(main(parser.parse_args()))

@@ -298,11 +298,21 @@ END $$;
 -- An id is unique in each table, not across them.  So whoever puts one first makes an entry in the index of `ready`,
 -- where of two that do so at the same time the second waits for the first, and only then looks elsewhere, with a new
 -- snapshot.  A job that moves meanwhile is seen in one of its two places, since this is one statement.
+-- New ids are greater than all before them, so that each place is first asked for anything between the least and
+-- the greatest of them: that is one step for a bundle instead of one for each job.
 CREATE FUNCTION used_elsewhere(names text[], now_us bigint) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
-    least_name text := (SELECT min(name COLLATE "C") FROM unnest(names) AS name);
-    greatest_name text := (SELECT max(name COLLATE "C") FROM unnest(names) AS name);
+    low text := (SELECT min(name COLLATE "C") FROM unnest(names) AS name);
+    high text := (SELECT max(name COLLATE "C") FROM unnest(names) AS name);
 BEGIN
+    IF NOT EXISTS (SELECT FROM running   WHERE id >= low AND id <= high)
+       AND NOT EXISTS (SELECT FROM scheduled WHERE id >= low AND id <= high)
+       AND NOT EXISTS (SELECT FROM held      WHERE id >= low AND id <= high)
+       AND NOT EXISTS (SELECT FROM archive   WHERE id >= low AND id <= high)
+       AND NOT EXISTS (SELECT FROM known     WHERE id >= low AND id <= high)
+       AND NOT EXISTS (SELECT FROM chunk     WHERE last_id >= low AND first_id <= high) THEN
+        RETURN NULL;
+    END IF;
     RETURN (SELECT array_agg(id) FROM (
         SELECT id FROM running   WHERE id = ANY (names) UNION ALL
         SELECT id FROM scheduled WHERE id = ANY (names) UNION ALL
@@ -310,7 +320,7 @@ BEGIN
         SELECT id FROM archive   WHERE id = ANY (names) UNION ALL
         SELECT id FROM known     WHERE id = ANY (names) AND (until_us IS NULL OR until_us > now_us) UNION ALL
         SELECT m.id FROM chunk, members_of(chunk) AS m
-         WHERE last_id >= least_name AND first_id <= greatest_name AND m.id IN (SELECT unnest(names))) AS taken);
+         WHERE last_id >= low AND first_id <= high AND m.id IN (SELECT unnest(names))) AS taken);
 END $$;
 
 -- Make entries for ids in the index of `ready`, without jobs, so that whoever else puts one of them waits until we have
