@@ -7,7 +7,7 @@
 engine's two verbs, its exchange, and a worker with no-op tasks.  `backlog` drains while a million jobs wait
 and while 20,000 do; `held` drains with a transaction kept open elsewhere and without; `latency` is the time
 from a put to the start of the job in an idle worker; `callers` are 64 who enqueue one job after another;
-`bulk` puts bundles of all kinds of jobs.  Read the ratios: the speed of a machine varies from minute to minute.
+`bulk` puts bundles of all kinds of jobs.  Read the ratios: the speed of a machine varies by the minute.
 """
 
 from __future__ import annotations

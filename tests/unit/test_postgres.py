@@ -240,6 +240,26 @@ async def test_times_in_an_envelope_put_by_sql_are_kept(
     assert record.expires_at == record.put_at + timedelta(seconds=10)
 
 
+async def test_large_jobs_are_leased_together_in_several_pieces(
+    engine: PostgresBroker, schema: str, connection: asyncpg.Connection
+) -> None:
+    """I14, I15: no array of the server's becomes larger than it can be.  Here that is not a gigabyte."""
+    await connection.execute(
+        f'CREATE OR REPLACE FUNCTION "{schema}".most_bytes() RETURNS bigint IMMUTABLE LANGUAGE sql'
+        " AS 'SELECT 5000::bigint'"
+    )
+    jobs = [a_job("x" * 900) for _ in range(12)]
+    for turn in range(2):
+        await engine.put(jobs)
+
+        leases = await take(engine)
+
+        assert [(lease.id, lease.body) for lease in leases] == [(job.id, wire.encode(job)) for job in jobs]
+        assert await connection.fetchval(f'SELECT count(*) FROM "{schema}".chunk') == (3, 0)[turn]
+        assert await engine.settle([(lease, Done()) for lease in leases]) == []
+        await engine.add_rule(Rule(RuleKind.LIMIT, Scope.QUEUE, "default", 100))  # now they are rows
+
+
 # --- connections -------------------------------------------------------------------------
 
 
@@ -413,7 +433,7 @@ KINDS: dict[str, dict[str, Any]] = {
 async def test_one_job_comes_of_an_id_put_in_two_ways_at_once(
     engine: PostgresBroker, connection: asyncpg.Connection, first: str, second: str
 ) -> None:
-    """I1: they go to different tables, in each of which the id would be free; the second waits for the first."""
+    """I1: to different tables, in each of which the id would be free.  The second waits for the first."""
     name = new_id()
     async with connection.transaction():
         await engine.put_in(connection, [a_job(id=name, **KINDS[first])])

@@ -151,7 +151,7 @@ class PostgresBroker:
             if int(settings["server_version_num"]) < OLDEST_SERVER:
                 raise EngineError("this PostgreSQL is too old: skep needs 14 or newer")
             self._durability = _durability(settings)
-            if settings[_ISOLATION] != _READ_COMMITTED:  # each statement of a verb must see what came before it
+            if settings[_ISOLATION] != _READ_COMMITTED:  # in a verb each statement must see what came before
                 await self._link.insist(_ISOLATION, _READ_COMMITTED)
             await self._migrate()
         except BaseException:

@@ -177,15 +177,14 @@ BEGIN
     END LOOP;
 END $$;
 
--- End leases of members that are done with nothing to keep, and break out those with other outcomes.
+-- End leases of members that are done, and break out those with other outcomes, or with emissions.
 -- Gives the numbers, from 1, of the leases that have ended here.
-CREATE FUNCTION settle_members(fences bigint[], ids text[], outcomes text[]) RETURNS integer[] LANGUAGE plpgsql AS $$
+CREATE FUNCTION settle_members(t terms, fences bigint[], ids text[], outcomes text[]) RETURNS integer[]
+LANGUAGE plpgsql AS $$
 DECLARE
     ended integer[] := '{}';
     l record;
-    found_done integer[];
-    found_others integer[];
-    places integer[];
+    s record;
     of_queue text;
 BEGIN
     FOR l IN SELECT * FROM by_chunk(fences, ids, outcomes) LOOP
@@ -199,22 +198,41 @@ BEGIN
         END IF;
         SELECT queue INTO of_queue FROM chunk WHERE number = l.number FOR UPDATE;
         CONTINUE WHEN NOT FOUND;
-        SELECT array_agg(m.n) FILTER (WHERE s.outcome IS NULL), array_agg(s.place) FILTER (WHERE s.outcome IS NULL),
-               array_agg(m.n) FILTER (WHERE s.outcome IS NOT NULL)
-          INTO found_done, places, found_others
-          FROM chunk, unnest(chunk.ids) WITH ORDINALITY AS m (id, n),
-               unnest(l.numbers, l.ids, l.outcomes, l.places) AS s (n, id, outcome, place)
-         WHERE number = l.number AND s.n = m.n AND s.id = m.id AND (gone IS NULL OR get_bit(gone, m.n::integer - 1) = 0);
-        IF found_others IS NOT NULL THEN
-            PERFORM break_out(l.number, found_others);
+        SELECT array_agg(n) FILTER (WHERE done) AS done, array_agg(place) FILTER (WHERE done) AS places,
+               array_agg(n) FILTER (WHERE done AND keep) AS kept, array_agg(o) FILTER (WHERE done AND keep) AS outcomes,
+               array_agg(n) FILTER (WHERE NOT done) AS others INTO s
+          FROM (SELECT m.n::integer AS n, given.place, o, coalesce((o->>'keep_us')::bigint > 0, false) AS keep,
+                       o IS NULL OR (o->>'kind' = 'done' AND NOT o ? 'emit') AS done
+                  FROM chunk, unnest(chunk.ids) WITH ORDINALITY AS m (id, n),
+                       unnest(l.numbers, l.ids, l.outcomes::jsonb[], l.places) AS given (n, id, o, place)
+                 WHERE number = l.number AND given.n = m.n AND given.id = m.id
+                   AND (gone IS NULL OR get_bit(gone, m.n::integer - 1) = 0)) AS found;
+        IF s.others IS NOT NULL THEN
+            PERFORM break_out(l.number, s.others);
         END IF;
-        IF found_done IS NOT NULL THEN
-            PERFORM leave_chunk(l.number, found_done);
-            INSERT INTO tally VALUES (of_queue, 0, cardinality(found_done));
-            ended := ended || places;
+        IF s.kept IS NOT NULL THEN
+            PERFORM keep_members(t, l.number, s.kept, s.outcomes);
+        END IF;
+        IF s.done IS NOT NULL THEN
+            PERFORM leave_chunk(l.number, s.done);
+            INSERT INTO tally VALUES (of_queue, 0, cardinality(s.done) - coalesce(cardinality(s.kept), 0));
+            ended := ended || s.places;
         END IF;
     END LOOP;
     RETURN ended;
+END $$;
+
+-- Archive members that are done, with what their outcomes say.
+CREATE FUNCTION keep_members(t terms, of_number bigint, numbers integer[], outcomes jsonb[]) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO archive (seq, pos, put_us, due_us, fence, started_us, rank, max_crashes, attempts, failures, crashes, queue,
+                         id, task, body, member, state, ended_us, keep_us, result)
+    SELECT m.seq, m.pos, m.put_us, m.due_us, m.fence, m.started_us, m.rank, m.max_crashes, m.attempts, m.failures, m.crashes,
+           m.queue, m.id, m.task, m.body, m.member, 'done', t.now_us, t.now_us + (k.o->>'keep_us')::bigint,
+           decode(k.o->>'result', 'base64')
+      FROM chunk, members_of(chunk) AS m, unnest(numbers, outcomes) AS k (n, o)
+     WHERE chunk.number = of_number AND m.fence = of_number + k.n;
 END $$;
 
 -- Renew leases of members: a chunk as a whole if all that it still has are among them, else they are broken out.
@@ -319,8 +337,9 @@ BEGIN
         SELECT id FROM held      WHERE id = ANY (names) UNION ALL
         SELECT id FROM archive   WHERE id = ANY (names) UNION ALL
         SELECT id FROM known     WHERE id = ANY (names) AND (until_us IS NULL OR until_us > now_us) UNION ALL
-        SELECT m.id FROM chunk, members_of(chunk) AS m
-         WHERE last_id >= low AND first_id <= high AND m.id IN (SELECT unnest(names))) AS taken);
+        SELECT m.id FROM chunk, unnest(chunk.ids) WITH ORDINALITY AS m (id, n)
+         WHERE last_id >= low AND first_id <= high AND m.id IN (SELECT unnest(names))
+           AND (gone IS NULL OR get_bit(gone, m.n::integer - 1) = 0)) AS taken);
 END $$;
 
 -- Make entries for ids in the index of `ready`, without jobs, so that whoever else puts one of them waits until we have
@@ -762,7 +781,7 @@ END $$;
 CREATE FUNCTION settle_all(t terms, fences bigint[], ids text[], outcomes text[]) RETURNS integer[]
 LANGUAGE plpgsql AS $$
 DECLARE
-    ended integer[] := settle_members(fences, ids, outcomes);
+    ended integer[] := settle_members(t, fences, ids, outcomes);
     lost integer[] := '{}';
     released job[] := '{}';
     j job;
@@ -956,6 +975,9 @@ BEGIN
     RETURN fences;
 END $$;
 
+-- An array cannot be larger than a gigabyte, and is made in memory.
+CREATE FUNCTION most_bytes() RETURNS bigint LANGUAGE sql IMMUTABLE AS $$ SELECT 50000000::bigint $$;
+
 -- Lease these jobs, which the caller has locked, as rows of their own.  Gives the fences.
 CREATE FUNCTION lease_rows(t terms, places tid[], until bigint, who text) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
@@ -976,12 +998,14 @@ BEGIN
     RETURN fences;
 END $$;
 
+-- What is told of jobs that are rows, in several answers if they are large.
 CREATE FUNCTION tell_rows(of_queue text, of_fences bigint[]) RETURNS SETOF leased LANGUAGE sql STABLE AS $$  -- it is inlined
     SELECT NULL::bigint, NULL::integer[], of_queue, NULL::bigint, array_agg(fence), array_agg(id), array_agg(task),
            array_agg(body), array_agg(put_us), array_agg(attempts), array_agg(failures), array_agg(crashes),
            array_agg(batch), max(rank), (array_agg(pos))[array_position(array_agg(rank), max(rank))]
-      FROM (SELECT * FROM running WHERE fence = ANY (of_fences) ORDER BY fence) AS line
-    HAVING count(*) > 0
+      FROM (SELECT *, sum(octet_length(body)) OVER (ORDER BY fence) / most_bytes() AS piece
+              FROM running WHERE fence = ANY (of_fences) ORDER BY fence) AS line
+     GROUP BY piece ORDER BY piece
 $$;
 
 -- Lease these jobs, which the caller has locked and which are plain, as one chunk.
@@ -1040,7 +1064,10 @@ CREATE FUNCTION lease_some(
 ) RETURNS SETOF leased LANGUAGE plpgsql AS $$
 DECLARE
     places tid[];
+    piece tid[];
     fences bigint[];
+    plain boolean;
+    bytes bigint;
 BEGIN
     IF EXISTS (SELECT FROM scheduled WHERE queue = of_queue AND due_us <= t.now_us) THEN
         PERFORM promote(t, of_queue, 1000);
@@ -1049,18 +1076,32 @@ BEGIN
        OR EXISTS (SELECT FROM held WHERE queue = of_queue)
        OR EXISTS (SELECT FROM ready WHERE expires_us <= t.now_us) THEN
         fences := lease_one_by_one(t, of_queue, want, until, who);
-    ELSE
-        places := lock_line(of_queue, want, from_rank, from_pos);
-        IF cardinality(places) > 1 AND NOT EXISTS (
-            SELECT FROM ready WHERE ctid = ANY (places) AND (
-                history IS NOT NULL OR chosen IS NOT NULL OR unique_key IS NOT NULL OR batch IS NOT NULL
-                OR limit_key IS NOT NULL OR expires_us IS NOT NULL)) THEN
-            RETURN QUERY SELECT * FROM lease_chunk(t, of_queue, places, until, who);
-            RETURN;
-        END IF;
-        fences := lease_rows(t, places, until, who);
+        RETURN QUERY SELECT * FROM tell_rows(of_queue, fences);
+        RETURN;
     END IF;
-    RETURN QUERY SELECT * FROM tell_rows(of_queue, fences);
+    places := lock_line(of_queue, want, from_rank, from_pos);
+    IF places = '{}' THEN
+        RETURN;
+    END IF;
+    SELECT count(*) > 1 AND bool_and(
+               history IS NULL AND chosen IS NULL AND unique_key IS NULL AND batch IS NULL AND limit_key IS NULL
+               AND expires_us IS NULL), sum(octet_length(body))
+      INTO plain, bytes FROM ready WHERE ctid = ANY (places);
+    IF NOT plain THEN
+        fences := lease_rows(t, places, until, who);
+        RETURN QUERY SELECT * FROM tell_rows(of_queue, fences);
+    ELSIF bytes < most_bytes() THEN
+        RETURN QUERY SELECT * FROM lease_chunk(t, of_queue, places, until, who);
+    ELSE
+        FOR piece IN
+            SELECT array_agg(place) FROM (
+                SELECT ctid AS place, sum(octet_length(body)) OVER (ORDER BY rank, pos) / most_bytes() AS n
+                  FROM ready WHERE ctid = ANY (places)) AS p
+             GROUP BY n ORDER BY n
+        LOOP
+            RETURN QUERY SELECT * FROM lease_chunk(t, of_queue, piece, until, who);
+        END LOOP;
+    END IF;
 END $$;
 
 -- A key that is held only until its job starts.
