@@ -372,7 +372,14 @@ class Transactional(Protocol):
     """An engine whose storage can also hold the caller's own rows."""
 
     async def put_in(self, tx: Any, jobs: Sequence[Job], *, token: str | None = None) -> list[Receipt]:
-        """Put inside the caller's transaction: the jobs appear if and only if it commits."""
+        """Put inside the caller's transaction: the jobs appear if and only if it commits.
+
+        `BadSetting` for what is no connection to this engine's storage, or is in no transaction.
+        """
+        ...
+
+    def put_in_now(self, tx: Any, jobs: Sequence[Job], *, token: str | None = None) -> list[Receipt]:
+        """The same in the caller's own thread, where most connections have to stay; the engine is open."""
         ...
 
 

@@ -7,7 +7,7 @@ import os
 import random
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -74,6 +74,11 @@ class Coalescer:
                 _answer(future, receipt)
 
 
+def _bundles(jobs: list[Job]) -> Iterator[list[Job]]:
+    for start in range(0, len(jobs), MOST_PER_PUT):
+        yield jobs[start : start + MOST_PER_PUT]
+
+
 def _answer(future: asyncio.Future[Receipt], answer: Receipt | BaseException) -> None:
     if future.done():  # its caller was cancelled; the job stands
         return
@@ -120,8 +125,12 @@ class Background:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="skep-background", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="skep-background", daemon=True)
         self._thread.start()
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.run_until_complete(_wind_up())
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
@@ -130,6 +139,15 @@ class Background:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _wind_up() -> None:
+    """What still runs in this loop, such as an engine that lets go of its connections, comes to its end."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        if not task.cancelling():  # a second time would disturb what cleans up
+            task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 class Producer:
@@ -181,18 +199,31 @@ class Producer:
             coalescer = self._coalescers[loop] = Coalescer(self._put)
         return await coalescer.add(job)
 
-    async def aput_in(self, tx: object, job: Job) -> Receipt:
-        """Put one job inside a transaction of the caller's own, where the engine can do that."""
-        engine = await self.ready()
+    async def aput_in(self, tx: object, jobs: list[Job]) -> list[Receipt]:
+        """Put jobs inside a transaction of the caller's own, where the engine can do that."""
+        engine = self._transactional(await self.ready())
+        receipts: list[Receipt] = []
+        for bundle in _bundles(jobs):
+            receipts += await engine.put_in(tx, bundle)
+        return receipts
+
+    def put_in(self, tx: object, jobs: list[Job]) -> list[Receipt]:
+        """The same in the caller's own thread: its connection may belong there."""
+        engine = self._transactional(self.wait(self.ready()))
+        receipts: list[Receipt] = []
+        for bundle in _bundles(jobs):
+            receipts += engine.put_in_now(tx, bundle)
+        return receipts
+
+    def _transactional(self, engine: Engine) -> Transactional:
         if not isinstance(engine, Transactional):
             raise BadSetting(f"{masked(self.url)} has no transactions to join: leave tx= out")
-        [receipt] = await engine.put_in(tx, [job])
-        return receipt
+        return engine
 
     async def aput_many(self, jobs: list[Job]) -> list[Receipt]:
         receipts: list[Receipt] = []
-        for start in range(0, len(jobs), MOST_PER_PUT):
-            receipts += await self._put(jobs[start : start + MOST_PER_PUT])
+        for bundle in _bundles(jobs):
+            receipts += await self._put(bundle)
         return receipts
 
     async def _put(self, jobs: list[Job]) -> list[Receipt]:

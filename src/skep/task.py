@@ -126,31 +126,34 @@ class Call(Generic[P, R_co]):
 
     def many(self, calls: Iterable[Any]) -> Many[R_co]:
         """One job per element, all under these circumstances."""
-        if self._using.tx is not UNSET:
-            raise BadSetting("many jobs do not join a transaction: enqueue them one by one with tx=")
-        return Many(self._task, calls, self._fields)
+        return Many(self._task, calls, self._fields, self._using.tx)
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
         job = self.job(*args, **kwargs)
-        return self._task.handle(await self._put(job))
+        if self._using.tx is UNSET:
+            return self._task.handle(await self._task.producer.aput(job))
+        [receipt] = await self._task.producer.aput_in(self._using.tx, [job])
+        return self._task.handle(receipt)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
         job = self.job(*args, **kwargs)
-        return self._task.handle(self._task.producer.wait(self._put(job)))
-
-    async def _put(self, job: Job) -> Receipt:
+        producer = self._task.producer
         if self._using.tx is UNSET:
-            return await self._task.producer.aput(job)
-        return await self._task.producer.aput_in(self._using.tx, job)
+            return self._task.handle(producer.wait(producer.aput(job)))
+        [receipt] = producer.put_in(self._using.tx, [job])
+        return self._task.handle(receipt)
 
 
 class Many(Generic[R_co]):
     """Many calls of one task, made one after another as they are needed."""
 
-    def __init__(self, task: Task[..., R_co], calls: Iterable[Any], fields: dict[str, Any]) -> None:
+    def __init__(
+        self, task: Task[..., R_co], calls: Iterable[Any], fields: dict[str, Any], tx: Any = UNSET
+    ) -> None:
         self._task = task
         self._calls = calls
         self._fields = fields
+        self._tx = tx
 
     def __iter__(self) -> Iterator[Job]:
         for call in self._calls:
@@ -158,13 +161,20 @@ class Many(Generic[R_co]):
             yield self._task.make_job(args, {}, self._fields)
 
     async def aenqueue(self) -> list[Handle[R_co]]:
-        """Put them in bundles; each bundle wholly or not at all."""
-        jobs = list(self)
-        receipts = await self._task.producer.aput_many(jobs)
-        return [self._task.handle(receipt) for receipt in receipts]
+        """Put them in bundles; each bundle wholly or not at all, and with tx= all of them so."""
+        producer, jobs = self._task.producer, list(self)
+        if self._tx is UNSET:
+            return self._handles(await producer.aput_many(jobs))
+        return self._handles(await producer.aput_in(self._tx, jobs))
 
     def enqueue(self) -> list[Handle[R_co]]:
-        return self._task.producer.wait(self.aenqueue())
+        producer, jobs = self._task.producer, list(self)
+        if self._tx is UNSET:
+            return self._handles(producer.wait(producer.aput_many(jobs)))
+        return self._handles(producer.put_in(self._tx, jobs))
+
+    def _handles(self, receipts: list[Receipt]) -> list[Handle[R_co]]:
+        return [self._task.handle(receipt) for receipt in receipts]
 
 
 class Task(Generic[P, R_co]):

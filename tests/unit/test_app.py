@@ -240,8 +240,8 @@ async def test_many_calls_may_share_other_circumstances(app: App) -> None:
     record = await app.jobs.aget(handle.id)
     assert record is not None
     assert record.queue == "slow"
-    with pytest.raises(BadSetting, match="one by one"):
-        add.using(tx=object()).many([1])
+    with pytest.raises(BadSetting, match="transactions"):
+        await add.using(tx=object()).many([1]).aenqueue()
 
 
 class CountingBroker(MemoryBroker):
@@ -446,6 +446,25 @@ async def test_a_job_may_join_the_callers_transaction(tmp_path: Path) -> None:
     mine.close()
     assert (await app.queues.acounts())["default"].ready == 1
     await app.aclose()
+
+
+def test_a_job_joins_the_callers_transaction_in_its_own_thread(tmp_path: Path) -> None:
+    app = App(f"sqlite:///{tmp_path}/jobs.db")
+
+    @app.task
+    def ping(number: int) -> None: ...
+
+    ping.enqueue(0)
+    mine = sqlite3.connect(tmp_path / "jobs.db")  # which refuses every other thread
+    ping.using(tx=mine).enqueue(1)
+    mine.rollback()
+    handles = ping.using(tx=mine, unique="u").many([2, 3]).enqueue()
+    assert app.queues.counts()["default"].ready == 1
+    mine.commit()
+    mine.close()
+    assert [handle.created for handle in handles] == [True, False]
+    assert app.queues.counts()["default"].ready == 2
+    app.close()
 
 
 async def test_an_engine_without_transactions_says_so(app: App) -> None:

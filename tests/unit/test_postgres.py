@@ -216,7 +216,7 @@ async def test_any_language_can_put_a_job_by_sql(
 
     for _ in range(2):
         assert await connection.fetchval(f'SELECT "{schema}".enqueue($1)', envelope) == job.id
-    with pytest.raises(asyncpg.PostgresError, match="id"):
+    with pytest.raises(asyncpg.PostgresError, match="task"):
         await connection.fetchval(f'SELECT "{schema}".enqueue($1)', '{"v": 1}')
 
     [lease] = await take(engine)

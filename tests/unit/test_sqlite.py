@@ -335,6 +335,32 @@ async def test_a_put_in_the_callers_transaction_appears_only_if_it_commits(
     mine.close()
 
 
+async def test_a_connection_that_cannot_be_joined_is_told(engine: SQLiteBroker, tmp_path: Path) -> None:
+    elsewhere = sqlite3.connect(tmp_path / "other.db", isolation_level=None)
+    elsewhere.execute("BEGIN")
+    with pytest.raises(BadSetting, match=r"other\.db"):
+        await engine.put_in(elsewhere, [a_job()])
+    elsewhere.close()
+    with pytest.raises(BadSetting, match="closed"):
+        await engine.put_in(elsewhere, [a_job()])
+    mine = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
+    with pytest.raises(BadSetting, match="BEGIN IMMEDIATE"):
+        await engine.put_in(mine, [a_job()])
+    mine.close()
+    with pytest.raises(BadSetting, match="str"):
+        engine.put_in_now("jobs.db", [a_job()])  # type: ignore[arg-type]  # on purpose
+
+
+async def test_a_connection_that_begins_by_itself_is_joined(engine: SQLiteBroker, tmp_path: Path) -> None:
+    """As connections of sqlite3 do unless told otherwise: before the first change."""
+    mine = sqlite3.connect(tmp_path / "jobs.db")
+    for end, expected in ((mine.rollback, 0), (mine.commit, 1)):
+        engine.put_in_now(mine, [a_job()])
+        end()
+        assert len((await engine.find(Filter())).records) == expected
+    mine.close()
+
+
 # --- failures ----------------------------------------------------------------------------
 
 

@@ -39,6 +39,7 @@ from skep.broker import (
     Scope,
     Swept,
 )
+from skep.brokers.postgres_callers import Caller, caller_of
 from skep.brokers.postgres_hints import Notifications, soonest
 from skep.brokers.postgres_link import Connection, PostgresLink, Refused, Row
 from skep.brokers.postgres_schema import SCHEMA, in_schema, prelude, quoted, recorded
@@ -126,6 +127,7 @@ class PostgresBroker:
         self._clock = clock
         self._retention = retention
         self._durability = Durability.PROCESS
+        self._installation = ""
         self._waiters = Waiters()
         self._floors = _Floors()
         self._hints = Notifications(self._link, self._listen_link, self._sql, f"skep:{schema}", self._waiters)
@@ -154,6 +156,8 @@ class PostgresBroker:
             if settings[_ISOLATION] != _READ_COMMITTED:  # in a verb each statement must see what came before
                 await self._link.insist(_ISOLATION, _READ_COMMITTED)
             await self._migrate()
+            [row] = await self._read("installation")
+            self._installation = str(row[0])
         except BaseException:
             await self.close()
             raise
@@ -239,22 +243,79 @@ class PostgresBroker:
         now_us = time.time_ns() // 1000 if self._clock is None else self._clock.now_us()
         return max(0.0, (to_us(job.due_at) - now_us) / 1_000_000)
 
-    async def put_in(self, tx: Any, jobs: Sequence[Job], *, token: str | None = None) -> list[Receipt]:
+    async def put_in(
+        self,
+        tx: Any,
+        jobs: Sequence[Job],
+        *,
+        token: str | None = None,
+        batch: Batch | None = None,
+        seal: bool = True,
+    ) -> list[Receipt]:
         """Put inside the caller's own transaction: the jobs appear if and only if it commits.
 
-        Nobody is notified of them, since only their commit makes them news: an idle worker finds them when
-        it looks.
+        Idle workers are notified where the caller's library tells of its commits (sessions of SQLAlchemy,
+        Django); otherwise they find the jobs when they look.  A notification inside of the transaction would
+        make its commit wait for all others that notify.
         """
-        if not hasattr(tx, "fetch"):
-            raise BadSetting(f"{type(tx).__name__} is not a connection of asyncpg")
-        args = self._put_args(jobs, token, None, seal=False)
+        caller = caller_of(tx)
+        call = self._call(jobs, token, batch, seal=seal)
         try:
-            rows = await tx.fetch(self._sql["put"], *args)
-        except asyncpg.PostgresError as error:
-            if (code := error.sqlstate or "").startswith("SK"):
-                raise _refusal(Refused(code, getattr(error, "detail", ""))) from error
-            raise EngineError(f"the jobs could not be put: {error}") from error
-        return _receipts(jobs, rows)
+            rows = await caller.afetch(self._sql["put_called"], call)
+        except Refused as refused:
+            raise _refusal(refused) from refused
+        return self._put_by(caller, jobs, rows)
+
+    def put_in_now(
+        self,
+        tx: Any,
+        jobs: Sequence[Job],
+        *,
+        token: str | None = None,
+        batch: Batch | None = None,
+        seal: bool = True,
+    ) -> list[Receipt]:
+        """The same for synchronous code, in its own thread."""
+        caller = caller_of(tx)
+        call = self._call(jobs, token, batch, seal=seal)
+        try:
+            rows = caller.fetch(self._sql["put_called"], call)
+        except Refused as refused:
+            raise _refusal(refused) from refused
+        return self._put_by(caller, jobs, rows)
+
+    def _call(self, jobs: Sequence[Job], token: str | None, batch: Batch | None, *, seal: bool) -> str:
+        """A put as one text."""
+        self._link.check_usable()
+        return _text(
+            {
+                "installation": self._installation,
+                "at": self._at(),
+                "drafts": [_draft(job, wire.encode(job)) for job in jobs],
+                "plain": batch is None and all(map(_is_plain, jobs)),
+                "token": token,
+                "batch": None if batch is None else _batch_draft(batch),
+                "seal": seal,
+                "dead_us": self._keeps[0],
+                "cancelled_us": self._keeps[1],
+            }
+        )
+
+    def _put_by(self, caller: Caller, jobs: Sequence[Job], rows: Sequence[Row]) -> list[Receipt]:
+        receipts = _receipts(jobs, rows)
+        new = [job for job, receipt in zip(jobs, receipts, strict=True) if receipt.created]
+        if news := soonest((job.queue, self._seconds_until_due(job)) for job in new):
+            caller.after_commit(partial(self._announce, news))
+        return receipts
+
+    def _announce(self, news: Mapping[str, float]) -> None:
+        """Something was committed, in whatever thread this is."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self._link.call_soon(self._hints.tell, news)
+        else:
+            self._hints.tell(news)
 
     def _put_args(
         self, jobs: Sequence[Job], token: str | None, batch: Batch | None, *, seal: bool
@@ -820,6 +881,11 @@ def _refusal(refused: Refused) -> SkepError:
         case "SK003":
             facts = msgspec.json.decode(refused.detail)
             return QueueFull(facts["queue"], facts["limit"])
+        case "SK004":
+            return BadSetting(
+                f"this connection leads to another installation of skep, in database {refused.detail!r}: "
+                f"give one to the database that the app was made with"
+            )
         case code:
             return EngineUnavailable(f"the database refused with {code}: {refused.detail}")
 

@@ -238,6 +238,15 @@ class PostgresLink:
                 self._lines[loop] = lines
         return lines
 
+    def call_soon(self, act: Callable[..., object], *args: object) -> None:
+        """In one of the event loops that use this link, from any thread; in none if none of them runs."""
+        with self._lock:
+            loops = [loop for loop in self._lines if loop.is_running()]
+        for loop in loops:
+            with suppress(RuntimeError):  # it has just ended
+                loop.call_soon_threadsafe(act, *args)
+                return
+
     def forget(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
             self._lines.pop(loop, None)
@@ -343,6 +352,9 @@ async def _let_go(connection: Connection) -> None:
         await connection.close(timeout=CLOSE_WITHIN)
     except (asyncpg.PostgresError, *LOST):
         connection.terminate()
+    except asyncio.CancelledError:  # no time is left to say goodbye
+        connection.terminate()
+        raise
 
 
 def _said(error: Exception) -> str:

@@ -139,10 +139,17 @@ class SQLiteBroker:
         self, tx: sqlite3.Connection, jobs: Sequence[Job], *, token: str | None = None
     ) -> list[Receipt]:
         """Put inside the caller's own transaction on this file: the jobs appear if and only if it commits."""
+        return self.put_in_now(tx, jobs, token=token)
+
+    def put_in_now(
+        self, tx: sqlite3.Connection, jobs: Sequence[Job], *, token: str | None = None
+    ) -> list[Receipt]:
+        """The same for synchronous code: a connection of SQLite stays in its thread in either case."""
         bodies = [wire.encode(job) for job in jobs]
-        work = _Work(tx, self._clock.now_us(), self._retention)
-        receipts = work.put(jobs, bodies, token)
-        work.flush()
+        with self._file.joining(tx):
+            work = _Work(tx, self._clock.now_us(), self._retention)
+            receipts = work.put(jobs, bodies, token)
+            work.flush()
         return receipts
 
     async def seal(self, batch: str) -> bool:

@@ -14,8 +14,9 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -319,6 +320,37 @@ class SQLiteFile:
                 if not _is_busy(error) or time.monotonic() > deadline:
                     raise
             time.sleep(random.uniform(0.0005, 0.005))
+
+    @contextmanager
+    def joining(self, tx: sqlite3.Connection) -> Iterator[None]:
+        """Let what follows happen in the transaction of somebody else's connection to this file."""
+        self._check_usable()
+        if not isinstance(tx, sqlite3.Connection):
+            raise BadSetting(f"tx={type(tx).__qualname__} is no sqlite3.Connection to {self.path}")
+        try:
+            self._check_joinable(tx)
+            yield
+        except sqlite3.ProgrammingError as error:  # closed, or another thread's
+            raise BadSetting(f"this connection cannot be used: {error}") from error
+        except sqlite3.OperationalError as error:
+            raise EngineUnavailable(
+                f"the jobs could not be put: {error}: roll your transaction back"
+            ) from error
+        except sqlite3.Error as error:
+            raise self._explain(error) from error
+
+    def _check_joinable(self, tx: sqlite3.Connection) -> None:
+        [leads_to] = [file for _, name, file in tx.execute("PRAGMA database_list") if name == "main"]
+        if not leads_to or not self.path.samefile(leads_to):
+            raise BadSetting(
+                f"this connection leads to {leads_to or 'memory'}, and the jobs are in {self.path}"
+            )
+        begins_by_itself = tx.isolation_level is not None and getattr(tx, "autocommit", -1) is not True
+        if not (tx.in_transaction or begins_by_itself):
+            raise BadSetting(
+                "this connection is not in a transaction, so the job would not wait for your commit: execute "
+                "BEGIN IMMEDIATE first, or leave tx= out"
+            )
 
     # --- errors --------------------------------------------------------------------------
 

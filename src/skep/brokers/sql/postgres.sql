@@ -4,6 +4,12 @@
 -- name: put
 SELECT n, there FROM skep.put($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13);
 
+-- name: put_called
+SELECT n, there FROM skep.put_called($1);
+
+-- name: installation
+SELECT id FROM skep.installation;
+
 -- name: seal
 SELECT skep.seal($1, $2, $3, $4);
 

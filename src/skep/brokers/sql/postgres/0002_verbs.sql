@@ -1507,29 +1507,6 @@ BEGIN
     RETURN true;
 END $$;
 
--- The door for other languages and for triggers: put one job, given as its envelope, in the caller's transaction.
--- Gives its id, or that of the job in its place.  Times are as in docs/wire-format.md.
-CREATE FUNCTION enqueue(envelope text) RETURNS text LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-DECLARE
-    t terms := (moment(NULL), 0, 0);
-    e jsonb := envelope::jsonb;
-    j job;
-    there text;
-BEGIN
-    IF e->>'id' IS NULL OR e->>'task' IS NULL THEN
-        RAISE EXCEPTION USING errcode = '22023', message = 'a job needs an "id" and a "task"';
-    END IF;
-    j := drafted(e, t.now_us);
-    j.body := convert_to(envelope, 'UTF8');
-    j.due_us := coalesce((extract(epoch FROM (e->>'due_at')::timestamptz) * 1000000)::bigint,
-                         t.now_us + coalesce((e->>'delay_ms')::bigint, 0) * 1000);
-    j.expires_us := least((extract(epoch FROM (e->>'expires_at')::timestamptz) * 1000000)::bigint,
-                          t.now_us + (e->>'expires_in_ms')::bigint * 1000);
-    there := add_job(t, j, false);
-    PERFORM check_room(ARRAY[j.queue]);
-    RETURN coalesce(there, j.id);
-END $$;
-
 -- --- those who look -------------------------------------------------------------------------
 
 -- The queues that there are or were, one step in the index for each.

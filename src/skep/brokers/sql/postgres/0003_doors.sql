@@ -1,0 +1,208 @@
+-- The doors for transactions that are not the engine's: those of callers in Python, and of any other language.
+--
+-- Nobody is notified here unless that is asked for: a commit with a notification waits for every other such commit.
+
+-- Which installation of skep this is, so that nobody puts jobs into another one by mistake.
+CREATE TABLE installation (id text NOT NULL);
+INSERT INTO installation VALUES (gen_random_uuid()::text);
+
+-- `put`, for connections of any kind: everything is in one text.  Gives what `put` gives.
+CREATE FUNCTION put_called(call text) RETURNS TABLE (n integer, there text)
+LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+DECLARE
+    c jsonb := call::jsonb;
+    d jsonb := c->'drafts';
+BEGIN
+    IF NOT EXISTS (SELECT FROM installation WHERE id = c->>'installation') THEN
+        RAISE EXCEPTION USING errcode = 'SK004', message = 'another installation of skep', detail = current_database();
+    END IF;
+    IF (c->>'plain')::boolean THEN
+        RETURN QUERY SELECT p.n, p.there FROM put(
+            (c->>'at')::bigint,
+            ARRAY(SELECT j->>'id' FROM jsonb_array_elements(d) AS j),
+            ARRAY(SELECT j->>'task' FROM jsonb_array_elements(d) AS j),
+            ARRAY(SELECT j->>'queue' FROM jsonb_array_elements(d) AS j),
+            ARRAY(SELECT (j->>'priority')::smallint FROM jsonb_array_elements(d) AS j),
+            ARRAY(SELECT (j->>'max_crashes')::smallint FROM jsonb_array_elements(d) AS j),
+            ARRAY(SELECT decode(j->>'body', 'base64') FROM jsonb_array_elements(d) AS j),
+            NULL, c->>'token', NULL, false, (c->>'dead_us')::bigint, (c->>'cancelled_us')::bigint) AS p;
+    ELSE
+        RETURN QUERY SELECT p.n, p.there FROM put(
+            (c->>'at')::bigint, ARRAY(SELECT j->>'id' FROM jsonb_array_elements(d) AS j), NULL, NULL, NULL, NULL, NULL,
+            d, c->>'token', nullif(c->'batch', 'null'), (c->>'seal')::boolean,
+            (c->>'dead_us')::bigint, (c->>'cancelled_us')::bigint) AS p;
+    END IF;
+END $$;
+
+-- --- envelopes ------------------------------------------------------------------------------
+
+-- A UUIDv7, also where the server has none of its own.
+CREATE FUNCTION new_id() RETURNS text LANGUAGE sql VOLATILE AS $$
+    SELECT encode(set_bit(set_bit(overlay(
+               uuid_send(gen_random_uuid())
+               PLACING substring(int8send((extract(epoch FROM clock_timestamp()) * 1000)::bigint) FROM 3) FROM 1 FOR 6
+           ), 52, 1), 53, 1), 'hex')::uuid::text
+$$;
+
+CREATE FUNCTION refuse(what text, advice text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION USING errcode = '22023', message = 'skep: ' || what, hint = advice;
+END $$;
+
+-- What is wrong with one field of an envelope; NULL if nothing is, or if we do not know the field.
+-- docs/wire-format.md has the rules; a worker checks them all again, and the limits of depth as well.
+CREATE FUNCTION fault_of(field text, v jsonb) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    kind text := jsonb_typeof(v);
+    word text := v #>> '{}';
+    whole boolean := kind = 'number' AND word ~ '^-?[0-9]{1,15}$';
+BEGIN
+    IF kind = 'null' AND field IN ('due_at', 'expires_in_ms', 'expires_at', 'timeout_ms', 'unique', 'key', 'batch',
+                                   'result_ttl_ms', 'on_success', 'on_error', 'on_timeout') THEN
+        RETURN NULL;
+    END IF;
+    RETURN CASE
+        WHEN field = 'v' AND v <> '1' THEN 'this schema knows version 1 of the format'
+        WHEN field = 'id' AND (kind <> 'string' OR word !~ '^[\x21-\x7e]{1,128}$')
+            THEN '1 to 128 visible ASCII characters, without spaces'
+        WHEN field = 'task' AND (kind <> 'string' OR word !~ '^[^\s\x01-\x1f\x7f-\x9f]{1,200}$')
+            THEN '1 to 200 characters, no white space, no control characters'
+        WHEN field = 'queue' AND (kind <> 'string' OR word !~ '^[A-Za-z0-9_:-]{1,128}$')
+            THEN 'letters, digits, "_", "-" and ":", at most 128 of them'
+        WHEN field = 'args' AND kind <> 'array' THEN 'an array'
+        WHEN field IN ('kwargs', 'headers', 'on_success', 'on_error', 'on_timeout') AND kind <> 'object' THEN 'an object'
+        WHEN field = 'headers' AND jsonb_path_exists(v, '$.* ? (@.type() <> "string")') THEN 'an object of strings'
+        WHEN field = 'priority' AND NOT (whole AND word::bigint BETWEEN -100 AND 100) THEN 'a whole number from -100 to 100'
+        WHEN field = 'member' AND NOT (whole AND word::bigint BETWEEN 0 AND 2147483647) THEN 'a whole number from 0'
+        WHEN field = 'max_crashes' AND NOT (whole AND word::bigint BETWEEN 1 AND 32767) THEN 'a whole number from 1'
+        WHEN field IN ('delay_ms', 'expires_in_ms', 'timeout_ms', 'result_ttl_ms')
+             AND NOT (whole AND word::bigint BETWEEN 0 AND 3155760000000) THEN 'whole milliseconds, from 0 to 100 years'
+        WHEN field IN ('unique', 'key', 'batch') AND (kind <> 'string' OR length(word) NOT BETWEEN 1 AND 512)
+            THEN '1 to 512 characters'
+        WHEN field = 'unique_until' AND v NOT IN ('"ended"', '"started"') THEN '"ended" or "started"'
+        WHEN field = 'chosen' AND kind <> 'boolean' THEN 'true or false'
+        WHEN field IN ('due_at', 'expires_at')
+             AND (kind <> 'string' OR word !~* '^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:?\d\d)$')
+            THEN 'a time with its offset, such as 2027-01-31T09:00:00Z'
+    END;
+END $$;
+
+-- Put one job, given as an envelope that `body` spells, in the caller's transaction.
+CREATE FUNCTION put_envelope(e jsonb, body text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    t terms := (moment(NULL), 0, 0);
+    j job;
+    field text;
+    fault text;
+BEGIN
+    IF octet_length(convert_to(body, 'UTF8')) > 262144 THEN
+        PERFORM refuse(format('the job has %s bytes where 262144 is the limit', octet_length(convert_to(body, 'UTF8'))),
+                       'store the data elsewhere and pass a reference');
+    END IF;
+    FOR field IN SELECT jsonb_object_keys(e) LOOP
+        fault := fault_of(field, e->field);
+        IF fault IS NOT NULL THEN
+            PERFORM refuse(format('%s cannot be the "%s" of a job', left((e->field)::text, 100), field), 'It is: ' || fault);
+        END IF;
+    END LOOP;
+    j := drafted(e, t.now_us);
+    j.body := convert_to(body, 'UTF8');
+    j.due_us := coalesce((extract(epoch FROM (e->>'due_at')::timestamptz) * 1000000)::bigint,
+                         t.now_us + coalesce((e->>'delay_ms')::bigint, 0) * 1000);
+    j.expires_us := least((extract(epoch FROM (e->>'expires_at')::timestamptz) * 1000000)::bigint,
+                          t.now_us + (e->>'expires_in_ms')::bigint * 1000);
+    field := add_job(t, j, false);
+    PERFORM check_room(ARRAY[j.queue]);
+    RETURN coalesce(field, j.id);
+END $$;
+
+-- Put one job, given as its envelope: see docs/wire-format.md.  Gives its id, or that of the job in its place.
+-- It is stored byte for byte, unless it has no id: then it gets one.
+CREATE FUNCTION enqueue(envelope text) RETURNS text LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    e jsonb;
+BEGIN
+    BEGIN
+        e := envelope::jsonb;
+    EXCEPTION WHEN invalid_text_representation OR untranslatable_character THEN
+        PERFORM refuse('the envelope is not JSON: ' || sqlerrm, 'for a job without arguments write enqueue(''task'', ''[]'')');
+    END;
+    IF e IS NULL OR jsonb_typeof(e) <> 'object' OR e->>'task' IS NULL THEN
+        PERFORM refuse('the envelope names no task', 'give an object with at least a "task": {"task": "mail.send"}');
+    END IF;
+    IF e->>'id' IS NULL THEN
+        e := e || jsonb_build_object('id', new_id());
+        envelope := e::text;
+    END IF;
+    RETURN put_envelope(e, envelope);
+END $$;
+
+-- Put one job of a task.  Gives its id, or that of the job in its place.
+-- `payload` is the array of its arguments, or an object {"args": [...], "kwargs": {...}} and other fields of the
+-- envelope; what is also given by name counts instead.  `notify` wakes idle workers at the commit.
+CREATE FUNCTION enqueue(
+    task text,
+    payload jsonb,
+    queue text DEFAULT NULL,
+    delay interval DEFAULT NULL,
+    due_at timestamptz DEFAULT NULL,
+    priority integer DEFAULT NULL,
+    job_id text DEFAULT NULL,
+    unique_key text DEFAULT NULL,
+    unique_until text DEFAULT NULL,
+    limit_key text DEFAULT NULL,
+    expires_in interval DEFAULT NULL,
+    expires_at timestamptz DEFAULT NULL,
+    timeout interval DEFAULT NULL,
+    result_ttl interval DEFAULT NULL,
+    max_crashes integer DEFAULT NULL,
+    batch text DEFAULT NULL,
+    headers jsonb DEFAULT NULL,
+    notify boolean DEFAULT false
+) RETURNS text LANGUAGE plpgsql SET search_path FROM CURRENT SET timezone = 'UTC' AS $$
+#variable_conflict use_variable
+DECLARE
+    known text[] := '{v,id,task,queue,args,kwargs,priority,delay_ms,due_at,expires_in_ms,expires_at,timeout_ms,chosen,unique,
+                     unique_until,key,batch,member,max_crashes,result_ttl_ms,on_success,on_error,on_timeout,headers}';
+    e jsonb := CASE jsonb_typeof(payload) WHEN 'array' THEN jsonb_build_object('args', payload) ELSE payload END;
+    stranger text;
+    answer text;
+BEGIN
+    IF task IS NULL OR payload IS NULL OR jsonb_typeof(e) <> 'object' THEN
+        PERFORM refuse('a job needs a task and a payload', 'write enqueue(''mail.send'', ''["ann@example.org"]''), with [] for no arguments');
+    END IF;
+    SELECT field INTO stranger FROM jsonb_object_keys(e) AS field WHERE field <> ALL (known) LIMIT 1;
+    IF stranger IS NOT NULL THEN
+        PERFORM refuse(format('the payload has an unknown field "%s"', left(stranger, 100)),
+                       'arguments belong into "args" (an array) or "kwargs" (an object)');
+    END IF;
+    IF delay IS NOT NULL AND due_at IS NOT NULL THEN
+        PERFORM refuse('both a delay and a time are given', 'give one of them');
+    END IF;
+    e := jsonb_build_object('v', 1, 'id', new_id()) || e || jsonb_strip_nulls(jsonb_build_object(
+        'task', task,
+        'queue', queue,
+        'priority', priority,
+        'id', job_id,
+        'chosen', CASE WHEN job_id IS NOT NULL THEN true END,
+        'unique', unique_key,
+        'unique_until', unique_until,
+        'key', limit_key,
+        'delay_ms', milliseconds(delay),
+        'due_at', due_at,
+        'expires_in_ms', milliseconds(expires_in),
+        'expires_at', expires_at,
+        'timeout_ms', milliseconds(timeout),
+        'result_ttl_ms', milliseconds(result_ttl),
+        'max_crashes', max_crashes,
+        'batch', batch)) || CASE WHEN headers IS NULL THEN '{}' ELSE jsonb_build_object('headers', headers) END;
+    answer := put_envelope(e, e::text);
+    IF notify THEN
+        PERFORM wake(coalesce(e->>'queue', 'default'));
+    END IF;
+    RETURN answer;
+END $$;
+
+CREATE FUNCTION milliseconds(span interval) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT (extract(epoch FROM span) * 1000)::bigint
+$$;
