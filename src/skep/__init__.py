@@ -12,6 +12,7 @@ from skep.schedule import cron, every
 from skep.signature import Depends
 from skep.strategy import archive, dead, delete, exponential, fixed, repeat, repeat_forever
 from skep.task import Task
+from skep.transaction import Transaction
 from skep.verdict import Failure, Retry, Snooze
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ __all__ = [
     "Snooze",
     "State",
     "Task",
+    "Transaction",
     "UniqueUntil",
     "archive",
     "cron",

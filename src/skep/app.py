@@ -14,7 +14,6 @@ from skep import schedule
 from skep.broker import Durability, Engine
 from skep.clock import Clock
 from skep.commands import run_line, run_program
-from skep.context import Job
 from skep.duration import Duration, milliseconds
 from skep.errors import BadSetting
 from skep.job import MAX_CRASHES
@@ -23,6 +22,7 @@ from skep.policy import Policy
 from skep.registry import Registry
 from skep.schedule import MisfireName, OverlapName
 from skep.schedules import Declared, Schedules
+from skep.signature import Provided
 from skep.strategy import Strategy
 from skep.task import AsyncTask, Call, ErrorRules, Options, SyncTask, Task, names_around, task_name
 
@@ -31,13 +31,16 @@ if TYPE_CHECKING:  # no loop is broken by this: importing skep loads neither an 
 
 P = ParamSpec("P")
 R = TypeVar("R")
-J = TypeVar("J", bound=Job)  # and not Job itself: a first parameter of type object is an argument
+J = TypeVar("J", bound=Provided)  # and not that itself: a first parameter of type object is an argument
 
 DEFAULTS = Policy()
 
 
 class TaskDecorator(Protocol):
-    """What `@app.task(...)` does to a function.  A first parameter of type `Job` is the worker's to give."""
+    """What `@app.task(...)` does to a function.
+
+    A first parameter of type `Job` or `Transaction` is the worker's to give.
+    """
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # a coroutine is also an R: the first match is meant

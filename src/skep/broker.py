@@ -12,6 +12,7 @@ Each call is atomic: it happens wholly or not at all.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from enum import IntEnum, StrEnum
 from typing import Any, Protocol, Self, runtime_checkable
@@ -398,6 +399,34 @@ class Remote(Protocol):
 
     @property
     def remote(self) -> bool: ...
+
+
+class Lent(Protocol):
+    """A transaction of the engine's own, while it is lent to a running job."""
+
+    @property
+    def connection(self) -> Any: ...
+
+    async def settle(self, lease: Lease, outcome: Outcome) -> bool:
+        """Record how the attempt ended and commit, with all that was written here.
+
+        False: the lease was no longer live, and nothing is committed.  `OutcomeUnknown` when the answer was
+        lost: another settle of this lease tells, since it is refused if this one stands.  Anything else that
+        is raised means that the commit was refused.
+        """
+        ...
+
+
+@runtime_checkable
+class LendsTransactions(Protocol):
+    """An engine whose leases can end in a transaction that the job itself has written in."""
+
+    def transaction(self) -> AbstractAsyncContextManager[Lent]:
+        """Begin one; on leaving, what was not settled is rolled back.  Their number is bounded.
+
+        `EngineUnavailable` if it cannot begin.
+        """
+        ...
 
 
 async def pop(

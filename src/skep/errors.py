@@ -60,6 +60,17 @@ class UnknownTask(SkepError):
         self.name = name
 
 
+class NoTransactions(BadSetting):
+    """A task asks for a transaction that its engine cannot lend."""
+
+    def __init__(self, task: str, url: str) -> None:
+        super().__init__(
+            f"{task} asks for a Transaction, and {url} lends none: use postgresql://; in a test, call the "
+            f"function itself with a Transaction of your own connection"
+        )
+        self.task = task
+
+
 class AppNotFound(BadSetting):
     """What was given as "module:app" leads to no app."""
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from skep.broker import Durability
+from skep.address import masked
+from skep.broker import Durability, Engine, LendsTransactions
 from skep.clock import Clock
 from skep.context import Job
-from skep.errors import BadSetting, UnknownTask
+from skep.errors import BadSetting, NoTransactions, UnknownTask
 from skep.producer import Producer
 from skep.schedules import Declared
 from skep.task import Task
@@ -52,7 +53,7 @@ class Registry(Producer):
     def check(self) -> None:
         """`BadSetting` now for every task whose signature could not work, and every wrong schedule."""
         for task in self.tasks.values():
-            task.signature.check()
+            task.check()
         for declared in self.declared_schedules.values():
             declared.schedule()
 
@@ -63,6 +64,12 @@ class Registry(Producer):
                 f"there is already a schedule named {declared.name!r}: give one of them another name="
             )
         self.declared_schedules[declared.name] = declared
+
+    def check_engine(self, engine: Engine) -> None:
+        """`BadSetting` now for a task that asks for what this engine does not have."""
+        for task in self.tasks.values():
+            if task.transactional and not isinstance(engine, LendsTransactions):
+                raise NoTransactions(task.name, masked(self.url))
 
     # --- hooks: each may be a plain function or a coroutine function -----------------------
 

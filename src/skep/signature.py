@@ -86,6 +86,13 @@ class Signature:
             name: Signature(s.provider, self._names_around) for name, s in sources if isinstance(s, Depends)
         }
 
+    def asks_for(self, kind: type[Provided]) -> bool:
+        """Does the function, or one that makes a dependency of it, want this from the worker?"""
+        return any(
+            self.providers[name].asks_for(kind) if isinstance(source, Depends) else issubclass(source, kind)
+            for name, source in self.provided.items()
+        )
+
     @cached_property
     def hints(self) -> Mapping[str, Any]:
         try:

@@ -25,6 +25,7 @@ from skep.policy import Policy
 from skep.producer import Producer
 from skep.signature import Signature, decoder_for, encode_value
 from skep.strategy import Archive, Bury, Delete, Repeat, Strategy
+from skep.transaction import Transaction
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -216,6 +217,20 @@ class Task(Generic[P, R_co]):
     def simple(self) -> bool:
         """Can it be called as it is: a coroutine function that asks the worker for nothing?"""
         return self.is_async and self.options.isolate is None and not self.signature.provided
+
+    @cached_property
+    def transactional(self) -> bool:
+        """Does it run, and end, in a transaction of the engine's?"""
+        return self.signature.asks_for(Transaction)
+
+    def check(self) -> None:
+        """`BadSetting` for what cannot work, now that every annotation can be resolved."""
+        self.signature.check()
+        if self.transactional and (not self.is_async or self.options.isolate is not None):
+            raise BadSetting(
+                f"{self.name}: a Transaction belongs to the event loop of the worker: make the task "
+                f"`async def`, without isolate="
+            )
 
     @cached_property
     def _plain(self) -> Call[P, R_co]:

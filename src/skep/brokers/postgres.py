@@ -14,6 +14,7 @@ import time
 from base64 import b64encode
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Self
@@ -41,6 +42,7 @@ from skep.broker import (
 )
 from skep.brokers.postgres_callers import Caller, caller_of
 from skep.brokers.postgres_hints import Notifications, soonest
+from skep.brokers.postgres_lending import LentTransaction, lending
 from skep.brokers.postgres_link import Connection, PostgresLink, Refused, Row
 from skep.brokers.postgres_schema import SCHEMA, in_schema, prelude, quoted, recorded
 from skep.brokers.statements import load_migrations, load_statements
@@ -83,6 +85,7 @@ log = logging.getLogger("skep.postgres")
 OLDEST_SERVER = 140000
 OLD_TRANSACTION = 60.0  # seconds after which one that keeps VACUUM waiting is told about
 FLOOR_FOR = 1.0  # seconds until a claim looks at everything again
+TRANSACTIONS = 10  # connections lent to running jobs, per event loop
 _MIGRATE_RETRIES = 20
 
 _ISOLATION, _READ_COMMITTED = "default_transaction_isolation", "read committed"
@@ -101,7 +104,8 @@ class PostgresBroker:
     """All of `Broker`, `Ledger` and `Hints` in one schema of a PostgreSQL database, 14 or newer.
 
     The time is the server's; a clock is for tests.  `listen` is another URL for the connection that waits for
-    notifications, where `url` leads through a pooler that cannot pass them on.
+    notifications, where `url` leads through a pooler that cannot pass them on.  `transactions` is how many
+    connections are lent to running jobs.
     """
 
     def __init__(
@@ -114,13 +118,19 @@ class PostgresBroker:
         patience: Duration = "30s",
         listen: str | None = None,
         prepare: bool | None = None,
+        transactions: int = TRANSACTIONS,
     ) -> None:
+        if transactions < 1:
+            raise BadSetting(f"transactions={transactions}: at least one connection is lent to jobs")
         if not _SCHEMA_NAME.fullmatch(schema) or len(schema.encode()) > 50:
             raise BadSetting(f"schema={schema!r}: give a name of 1 to 50 bytes")
         seconds = duration(patience).total_seconds()
         self._link = PostgresLink(url, shown=masked(url), patience=seconds, prepare=prepare)
         self._listen_link = PostgresLink(
             listen or url, shown=masked(listen or url), patience=seconds, prepare=False
+        )
+        self._lending_link = PostgresLink(
+            url, shown=masked(url), patience=seconds, prepare=prepare, most=transactions
         )
         self._schema = schema
         self._sql = {name: in_schema(text, schema) for name, text in _STATEMENTS.items()}
@@ -146,9 +156,11 @@ class PostgresBroker:
         if not self._link.open():
             return self
         self._listen_link.open()
+        self._lending_link.open()
         try:
             if await self._link.look_for_pooler():
                 log.info("%s is behind a pooler: statements are not prepared", self._link.shown)
+            self._lending_link.named = self._link.named
             settings = {row["name"]: row["setting"] for row in await self._link.read(self._sql["settings"])}
             if int(settings["server_version_num"]) < OLDEST_SERVER:
                 raise EngineError("this PostgreSQL is too old: skep needs 14 or newer")
@@ -167,6 +179,7 @@ class PostgresBroker:
         self._waiters.wake()
         await self._hints.close()
         await self._listen_link.close()
+        await self._lending_link.close()
         await self._link.close()
 
     async def _migrate(self) -> None:
@@ -334,6 +347,20 @@ class PostgresBroker:
             seal,
             *self._keeps,
         )
+
+    def transaction(self) -> AbstractAsyncContextManager[LentTransaction]:
+        """On connections that nothing else uses, so that jobs and the engine never wait for one another."""
+        return lending(self._lending_link, self._settle_lent, self._committed_lent)
+
+    async def _settle_lent(self, connection: Connection, lease: Lease, outcome: Outcome) -> bool:
+        return bool(
+            await connection.fetchval(
+                self._sql["settle_lent"], self._at(), lease.fence, lease.id, _told(outcome), *self._keeps
+            )
+        )
+
+    def _committed_lent(self, lease: Lease, outcome: Outcome) -> None:
+        self._hints.tell(_news([(lease, outcome)]))
 
     async def seal(self, batch: str) -> bool:
         return bool(await self._answer("seal", self._at(), batch, *self._keeps))
@@ -902,7 +929,15 @@ def from_url(address: Address, clock: Clock | None) -> PostgresBroker:
         patience=ours.get("patience", "30s"),
         listen=ours.get("listen"),
         prepare=None if "prepare" not in ours else ours["prepare"] not in ("0", "no", "false"),
+        transactions=_number("transactions", ours.get("transactions", str(TRANSACTIONS))),
     )
 
 
-OPTIONS = ("schema", "patience", "listen", "prepare")
+def _number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise BadSetting(f"{name}={text!r} is no whole number") from None
+
+
+OPTIONS = ("schema", "patience", "listen", "prepare", "transactions")

@@ -12,8 +12,8 @@ import os
 import random
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -71,13 +71,22 @@ class Refused(Exception):
 class PostgresLink:
     """Statements on one database, from any number of event loops."""
 
-    def __init__(self, url: str, *, shown: str, patience: float, prepare: bool | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        shown: str,
+        patience: float,
+        prepare: bool | None = None,
+        most: int = MOST_CONNECTIONS,
+    ) -> None:
         """`prepare` says whether statements may be prepared under a name; None: unless there is a pooler."""
         self._url = url
         self.shown = shown
-        self._patience = patience
+        self.patience = patience
+        self.most = most
         self._prepare = prepare
-        self._named = bool(prepare)
+        self.named = bool(prepare)
         self._settings = {"application_name": "skep"}
         self._lock = threading.Lock()
         self._lines: dict[asyncio.AbstractEventLoop, _Lines] = {}
@@ -122,16 +131,16 @@ class PostgresLink:
             raise EngineUnavailable(f"{self.shown} did not answer ({_said(error)})") from error
         finally:
             connection.terminate()
-        self._named = not pooled if self._prepare is None else self._prepare
+        self.named = not pooled if self._prepare is None else self._prepare
         return bool(pooled)
 
     async def connect(self) -> Connection:
         """A new connection of one's own, for the running loop."""
-        options: dict[str, Any] = {"statement_cache_size": 200 if self._named else 0}
+        options: dict[str, Any] = {"statement_cache_size": 200 if self.named else 0}
         try:
             async with asyncio.timeout(CONNECT_WITHIN):
                 connection = await asyncpg.connect(self._url, server_settings=self._settings, **options)
-                _keep_alive(connection, self._patience)
+                _keep_alive(connection, self.patience)
         except (asyncpg.PostgresError, *LOST) as error:
             raise EngineUnavailable(
                 f"{self.shown} cannot be reached ({_said(error)}): nothing was changed"
@@ -168,13 +177,24 @@ class PostgresLink:
             async with asyncio.timeout(MIGRATE_WITHIN):
                 return await _in_transaction(connection, partial(act, connection))
         except asyncpg.PostgresError as error:
-            raise self._explained(error) from error
+            raise self.explained(error) from error
         except LOST as error:
             connection.terminate()
-            raise self._explained(error) from error
+            raise self.explained(error) from error
         except BaseException:
             connection.terminate()
             raise
+        finally:
+            lines.give_back(connection)
+
+    @asynccontextmanager
+    async def borrowed(self) -> AsyncIterator[Connection]:
+        """A connection for as long as the caller wants it; the next one gets it as it is left."""
+        self.check_usable()
+        lines = self._lines_here()
+        connection = await lines.take()  # with all patience: those that run jobs have it for long
+        try:
+            yield connection
         finally:
             lines.give_back(connection)
 
@@ -186,9 +206,9 @@ class PostgresLink:
                 return await self._fetch_once(lines, statement, args)
             except asyncpg.PostgresError as error:
                 if error.sqlstate not in _GAVE_UP:
-                    raise self._explained(error) from error
+                    raise self.explained(error) from error
             except LOST as error:
-                raise self._explained(error) from error
+                raise self.explained(error) from error
             await asyncio.sleep(random.uniform(0.001, 0.01))
         raise EngineUnavailable(
             f"{self.shown} gave up {RETRIES} times because of others: nothing was changed"
@@ -197,9 +217,9 @@ class PostgresLink:
     async def _fetch_once(self, lines: _Lines, statement: str, args: Sequence[object]) -> list[Row]:
         began = asyncio.get_running_loop().time()
         connection = await self._take(lines)
-        remaining = max(0.01, self._patience - (asyncio.get_running_loop().time() - began))
+        remaining = max(0.01, self.patience - (asyncio.get_running_loop().time() - began))
         try:
-            if self._named:
+            if self.named:
                 rows: list[Row] = await connection.fetch(statement, *args, timeout=remaining)
             else:
                 async with asyncio.timeout(remaining):
@@ -222,7 +242,7 @@ class PostgresLink:
 
     async def _take(self, lines: _Lines) -> Connection:
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self.patience):
                 return await lines.take()
         except TimeoutError as error:
             raise EngineUnavailable(
@@ -251,7 +271,7 @@ class PostgresLink:
         with self._lock:
             self._lines.pop(loop, None)
 
-    def _explained(self, error: Exception) -> Exception:
+    def explained(self, error: Exception) -> Exception:
         """The same in our words."""
         code = getattr(error, "sqlstate", None) or ""
         if code.startswith("SK"):
@@ -283,7 +303,7 @@ class _Lines:
         self._free: list[tuple[float, Connection]] = []  # since when; the one used last is used next
         self._leaving: set[asyncio.Task[None]] = set()
         self._warnings: dict[Connection, str] = {}
-        self._room = asyncio.Semaphore(MOST_CONNECTIONS)
+        self._room = asyncio.Semaphore(link.most)
         # A loop that ends cancels what still runs in it: that is how we hear of it.
         self._guardian = loop.create_task(self._guard(), name="skep-postgres")
 

@@ -141,6 +141,8 @@ class Pump:
             if lane.overdue():
                 self._give_back(lane)
         leased = await self._exchange()
+        if await self._settle_rest(leased) and self._settings.mode is not Mode.FOREVER:
+            return  # a job may have come back after we looked: not drained before the next look
         self._look_whether_drained(leased)
         if not leased:
             await self._rest()
@@ -151,11 +153,16 @@ class Pump:
         for lane in self._lanes:
             if (room := self._room(lane)) > 0:
                 leased += await self._exchange_for(lane, room)
-        if self._done and not leased:
-            outcomes = self._take_done()
-            with self._putting_back(outcomes):
-                self._settled(outcomes, await self._engine.settle(outcomes))
         return leased
+
+    async def _settle_rest(self, leased: int) -> bool:
+        """What has ended while we leased nothing; says whether there was any."""
+        if not self._done or leased:
+            return False
+        outcomes = self._take_done()
+        with self._putting_back(outcomes):
+            self._settled(outcomes, await self._engine.settle(outcomes))
+        return True
 
     async def _exchange_for(self, lane: SlotLane, room: int) -> int:
         span, holder, wants = self._settings.lease, self._settings.holder, lane.wants(room)

@@ -9,14 +9,17 @@ import random
 import traceback
 from collections.abc import Callable
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from datetime import timedelta
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from skep import verdict, wire
+from skep.address import masked
+from skep.broker import LendsTransactions
 from skep.context import Job, Listener, current
-from skep.errors import BrokenPayload, SkepError, UnknownTask
+from skep.errors import BrokenPayload, EngineUnavailable, NoTransactions, SkepError, UnknownTask
 from skep.job import (
     Broken,
     Cancelled,
@@ -36,6 +39,7 @@ from skep.registry import Registry
 from skep.signature import Depends, Signature, encode_value
 from skep.strategy import Delete, Repeat
 from skep.task import Task
+from skep.transaction import Transaction
 from skep.worker.processes import ChildPool, Crashed, Remote
 from skep.worker.slots import Slot, Stop
 from skep.worker.threads import SlotThread
@@ -43,6 +47,7 @@ from skep.worker.threads import SlotThread
 log = logging.getLogger("skep.worker")
 
 DONE = Done()
+NO_CONNECTION = timedelta(seconds=5)  # until a job is tried again for which no transaction could begin
 HOOK_WITHIN = 10.0  # seconds; a hook holds a slot, and nobody can stop it for its job
 
 
@@ -53,6 +58,7 @@ class Attempt(Struct):
     task: Task[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    transaction: Transaction | None = None
 
 
 class Ended(Struct):
@@ -66,7 +72,16 @@ class Ended(Struct):
 class Runner:
     """The one place where a job's code is called."""
 
-    def __init__(self, registry: Registry, listener: Listener, children: ChildPool) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        listener: Listener,
+        children: ChildPool,
+        *,
+        settled: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`settled` is called for each job whose end is recorded here, not by whoever gets its outcome."""
+        self._settled = settled
         self._registry = registry
         self._listener = listener
         self._children = children
@@ -78,6 +93,8 @@ class Runner:
         try:
             attempt = self._prepare(lease)
             self._watch(attempt, slot)
+            if attempt.task.transactional:
+                return await self._run_in_transaction(attempt, slot)
             ended = await self._perform(attempt, slot)
             outcome = self._judge(attempt, ended)
             if self._registry.hooked:
@@ -92,6 +109,45 @@ class Runner:
             log.exception("job %s cannot be judged and is buried", lease.id)
             buried = Dead(error=describe(error, "".join(traceback.format_exception(error))))
             return buried if attempt is None else _with_last_words(buried, attempt.job)
+
+    async def _run_in_transaction(self, attempt: Attempt, slot: Slot) -> Outcome | None:
+        """What it writes and its end are one commit; whatever else happens, it is as if it had not run."""
+        settled = False
+        try:
+            async with self._lender(attempt.task).transaction() as lent:
+                attempt.transaction = Transaction(lent.connection)
+                ended = await self._perform(attempt, slot)
+                outcome = self._judge(attempt, ended)
+                if isinstance(outcome, Done):
+                    slot.committing = True  # from here on nobody stops it: its fence decides
+                    settled = await lent.settle(attempt.job.lease, outcome)
+        except asyncio.CancelledError as error:  # while it waited for a connection
+            ended = self._stopped(slot, error)
+            outcome = self._judge(attempt, ended)
+        except EngineUnavailable as error:
+            log.warning("job %s has to wait for a transaction: %s", attempt.job.id, error)
+            return Snooze(NO_CONNECTION)
+        except Exception as error:
+            # The commit was refused, or its answer was lost.  In the latter case it may stand: then the fence
+            # of this lease is gone, and the failure that is recorded now is refused.
+            ended = Ended(error=error)
+            outcome = self._judge(attempt, ended)
+        if isinstance(outcome, Done) and not settled:
+            log.warning("job %s ended after its lease was lost: it is rolled back", attempt.job.id)
+            outcome = None
+        if self._registry.hooked:
+            slot.committing, slot.outcome = True, None if settled else outcome
+            await self._report(attempt, ended, outcome)
+        if settled:
+            self._settled()
+            return None
+        return outcome
+
+    def _lender(self, task: Task[..., Any]) -> LendsTransactions:
+        engine = self._registry.engine
+        if not isinstance(engine, LendsTransactions):
+            raise NoTransactions(task.name, masked(self._registry.url))
+        return engine
 
     # --- before --------------------------------------------------------------------------
 
@@ -158,12 +214,14 @@ class Runner:
 
     async def _call(self, attempt: Attempt, slot: Slot) -> Any:
         task = attempt.task
-        if task.options.isolate is not None or self._children.wants(attempt.job.lease):
+        if task.options.isolate is not None or (
+            not task.transactional and self._children.wants(attempt.job.lease)
+        ):
             return await self._children.call(attempt.job, task.options, slot)
         if not task.signature.provided:
             return await self._call_here(task, attempt.args, attempt.kwargs, slot)
         async with AsyncExitStack() as stack:
-            provided = await provide(task.signature, attempt.job, stack)
+            provided = await provide(task.signature, attempt.job, stack, attempt.transaction)
             return await self._call_here(task, attempt.args, {**attempt.kwargs, **provided}, slot)
 
     async def _call_here(
@@ -287,15 +345,17 @@ class Runner:
                 log.exception("the hook %s for %s raised", getattr(hook, "__qualname__", hook), event)
 
 
-async def provide(signature: Signature, job: Job, stack: AsyncExitStack) -> dict[str, Any]:
+async def provide(
+    signature: Signature, job: Job, stack: AsyncExitStack, transaction: Transaction | None = None
+) -> dict[str, Any]:
     """What the worker gives to a function: the job itself, and its dependencies in their order."""
     given: dict[str, Any] = {}
     for name, source in signature.provided.items():
         if isinstance(source, Depends):
-            kwargs = await provide(signature.providers[name], job, stack)
+            kwargs = await provide(signature.providers[name], job, stack, transaction)
             given[name] = await _make(source.provider, kwargs, stack)
         else:
-            given[name] = job
+            given[name] = transaction if issubclass(source, Transaction) else job
     return given
 
 

@@ -45,6 +45,7 @@ class Slot:
     __slots__ = (
         "abandoned",
         "asked_at",
+        "committing",
         "deadline",
         "job",
         "lane",
@@ -65,13 +66,16 @@ class Slot:
         self.stop: Stop | None = None
         self.asked_at: float | None = None
         self.outcome: Outcome | None = None  # once the run is over, and only hooks are still at work
+        self.committing = False  # the run is over, and its end is being recorded together with what it wrote
         self.abandoned = False
         self.resource: Resource | None = None
         self.task: asyncio.Task[None] | None = None
 
     def ask_to_stop(self, reason: Stop, now: float) -> None:
         """Cancel what runs here, unless it has come to its end.  The first reason stands."""
-        if self.lease is not None and self.stop is None and self.outcome is None and self.task is not None:
+        if self.committing or self.outcome is not None:
+            return
+        if self.lease is not None and self.stop is None and self.task is not None:
             self.stop = reason
             self.asked_at = now
             self.task.cancel()
@@ -84,6 +88,7 @@ class Slot:
         self.stop = None
         self.asked_at = None
         self.outcome = None
+        self.committing = False
 
     async def work(self) -> None:
         try:

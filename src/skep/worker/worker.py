@@ -110,6 +110,8 @@ class Worker:
         """False if it was asked to stop before it had started: a start-up hook may take its time."""
         self._registry.check()
         engine = await self._registry.ready()
+        if not self._driven:  # a test of other tasks must not fail because of one
+            self._registry.check_engine(engine)
         self._assemble(engine)
         starting = asyncio.ensure_future(self._start(engine))
         stopping = asyncio.ensure_future(self._stopping.wait())
@@ -137,7 +139,7 @@ class Worker:
             clock=self._clock,
         )
         self._children = ChildPool(self._registry, self._settings, listener=self, crashed=self._count_crash)
-        self._runner = Runner(self._registry, self, self._children)
+        self._runner = Runner(self._registry, self, self._children, settled=self._count_settled)
         self._lanes = [
             SlotLane(lane, run=self._run_one, settle=self._ended, clock=self._clock)
             for lane in self._settings.lanes
@@ -227,6 +229,9 @@ class Worker:
         if self._wanted_stops:
             self._wanted_stops.discard((lease.id, lease.fence))
         self._pump.settle(lease, outcome)
+
+    def _count_settled(self) -> None:
+        self._pump.settled += 1
 
     def _running(self) -> list[Slot]:
         return [slot for lane in self._lanes for slot in lane.running]

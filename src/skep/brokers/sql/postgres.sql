@@ -7,6 +7,9 @@ SELECT n, there FROM skep.put($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12,
 -- name: put_called
 SELECT n, there FROM skep.put_called($1);
 
+-- name: settle_lent
+SELECT skep.settle_lent($1, $2, $3, $4, $5, $6);
+
 -- name: installation
 SELECT id FROM skep.installation;
 
