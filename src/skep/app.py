@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # no loop is broken by this: importing skep loads neither an 
 P = ParamSpec("P")
 R = TypeVar("R")
 J = TypeVar("J", bound=Provided)  # and not that itself: a first parameter of type object is an argument
+K = TypeVar("K", bound=Provided)
 
 DEFAULTS = Policy()
 
@@ -39,9 +40,13 @@ DEFAULTS = Policy()
 class TaskDecorator(Protocol):
     """What `@app.task(...)` does to a function.
 
-    A first parameter of type `Job` or `Transaction` is the worker's to give.
+    A first parameter of type `Job` or `Transaction` is the worker's to give, and so are two of them.
     """
 
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # a coroutine is also an R: the first match is meant
+        self, function: Callable[Concatenate[J, K, P], Coroutine[Any, Any, R]], /
+    ) -> AsyncTask[P, R]: ...
     @overload
     def __call__(  # type: ignore[overload-overlap]  # a coroutine is also an R: the first match is meant
         self, function: Callable[Concatenate[J, P], Coroutine[Any, Any, R]], /
@@ -101,6 +106,10 @@ class App(Registry):
         self._check_arguments = check_arguments
         self._lent = False
 
+    @overload
+    def task(  # type: ignore[overload-overlap]  # a coroutine is also an R: the first match is meant
+        self, function: Callable[Concatenate[J, K, P], Coroutine[Any, Any, R]], /
+    ) -> AsyncTask[P, R]: ...
     @overload
     def task(  # type: ignore[overload-overlap]  # a coroutine is also an R: the first match is meant
         self, function: Callable[Concatenate[J, P], Coroutine[Any, Any, R]], /

@@ -209,7 +209,9 @@ class Producer:
 
     def put_in(self, tx: object, jobs: list[Job]) -> list[Receipt]:
         """The same in the caller's own thread: its connection may belong there."""
-        engine = self._transactional(self.wait(self.ready()))
+        engine = self._transactional(self.engine)
+        if not self._opened:
+            self.wait(self.ready())
         receipts: list[Receipt] = []
         for bundle in _bundles(jobs):
             receipts += engine.put_in_now(tx, bundle)

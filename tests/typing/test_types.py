@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Annotated, Any, assert_type
 
-from skep import App, Depends, Handle, Job, cron, every
+from skep import App, Depends, Handle, Job, Transaction, cron, every
 from skep.job import Job as Envelope
 from skep.task import SyncTask
 
@@ -29,6 +29,15 @@ def resize(path: str, *, width: int) -> bytes:
 @app.task
 async def report(job: Job, day: int) -> str:
     return f"{job.id} {day}"
+
+
+@app.task
+async def book(tx: Transaction, order: int) -> None: ...
+
+
+@app.task(queue="books")
+async def book_and_tell(job: Job, tx: Transaction, order: int) -> str:
+    return f"{job.id} {tx} {order}"
 
 
 def connect() -> str:
@@ -54,6 +63,8 @@ def whatever(thing: Any) -> None: ...
 
 
 async def right_calls() -> None:
+    assert_type(await book.aenqueue(7), Handle[None])
+    assert_type(await book_and_tell.using(delay="5m").aenqueue(7), Handle[str])
     assert_type(await send.aenqueue("bob"), Handle[int])
     assert_type(send.enqueue("bob", subject="x"), Handle[int])
     assert_type(send.using(delay="5m").enqueue("bob", "x"), Handle[int])

@@ -341,6 +341,22 @@ def test_a_job_appears_if_and_only_if_the_transaction_commits(
     assert orders.numbers == [2]
 
 
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_synchronous_code_below_an_async_session_may_enqueue(
+    driver: str, app: App, postgres_url: str
+) -> None:
+    """As in `run_sync`, where a session is used as if there were no event loop."""
+
+    @app.task(name="ship")
+    async def ship(number: int) -> None: ...
+
+    async with AWAITED[f"session on {driver}"](postgres_url) as opened:
+        await opened.tx.run_sync(lambda session: ship.using(tx=session).enqueue(1))
+        assert (await app.queues.acounts()) == {}
+        await opened.commit()
+    assert (await app.queues.acounts())["default"].ready == 1
+
+
 @pytest.mark.parametrize("kind", AWAITED)
 async def test_many_awaited_jobs_join_one_transaction(kind: str, app: App, postgres_url: str) -> None:
     """Unique keys, chosen ids and delays go the same way, and the receipts tell who was there."""

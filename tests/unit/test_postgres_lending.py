@@ -76,7 +76,7 @@ async def test_what_a_job_writes_and_its_end_are_one_commit(app: App, rows: Rows
         seen.append((await rows.all(), len(await app.jobs.afind())))
         return "written"
 
-    handle = await app.tasks["write"].aenqueue(7)
+    handle = await write.aenqueue(7)
     worker = await work(app)
 
     assert seen == [([], 1)]  # nothing of it was to be seen before the end
@@ -114,7 +114,7 @@ async def test_a_job_that_does_not_succeed_leaves_nothing(app: App, rows: Rows, 
                     await tx.connection.execute("SELECT 1 / 0")
         return None
 
-    handle = await app.tasks["write"].aenqueue(7)
+    handle = await write.aenqueue(7)
     await work(app)
 
     assert await rows.all() == []
@@ -133,7 +133,7 @@ async def test_a_job_that_fails_first_writes_once(app: App, rows: Rows) -> None:
         if job.attempt < 3:
             raise ValueError
 
-    await app.tasks["write"].aenqueue(7)
+    await write.aenqueue(7)
     await work(app)
 
     assert await rows.all() == [7]
@@ -145,7 +145,7 @@ async def test_a_timeout_leaves_nothing(app: App, rows: Rows) -> None:
         await rows.add(tx, number)
         await tx.connection.execute("SELECT pg_sleep(60)")
 
-    handle = await app.tasks["write"].aenqueue(7)
+    handle = await write.aenqueue(7)
     await work(app)
 
     assert await rows.all() == []
@@ -170,7 +170,7 @@ async def test_a_job_that_lost_its_lease_leaves_nothing(app: App, rows: Rows) ->
             await engine.sweep()
             await work(app)
 
-    handle = await app.tasks["write"].aenqueue(7)
+    handle = await write.aenqueue(7)
     await work(app)
 
     assert len(runs) == 2
@@ -198,7 +198,7 @@ async def test_a_commit_whose_answer_is_lost_is_not_done_again(
         await rows.add(tx, number)
         monkeypatch.setattr(asyncpg.transaction.Transaction, "commit", commit_and_lose_the_answer)
 
-    await app.tasks["write"].aenqueue(7)
+    await write.aenqueue(7)
     await work(app)
 
     assert (runs, await rows.all()) == ([7], [7])
@@ -223,7 +223,7 @@ async def test_a_commit_that_was_never_sent_is_done_again(
         if len(runs) == 1:
             monkeypatch.setattr(asyncpg.transaction.Transaction, "commit", lose_the_connection)
 
-    await app.tasks["write"].aenqueue(7)
+    await write.aenqueue(7)
     await work(app)
 
     assert (runs, await rows.all()) == ([7, 7], [7])
@@ -240,7 +240,7 @@ async def test_a_connection_that_is_killed_under_a_job_costs_one_attempt(app: Ap
             pid = tx.connection.get_server_pid()
             await rows.connection.execute("SELECT pg_terminate_backend($1)", pid)
 
-    await app.tasks["write"].aenqueue(7)
+    await write.aenqueue(7)
     await work(app)
 
     assert (runs, await rows.all()) == ([7, 7], [7])
@@ -262,7 +262,7 @@ async def test_connections_are_lent_to_few_and_left_as_they_were(app: App, rows:
         await rows.add(tx, number)
         now -= 1
 
-    await app.tasks["write"].many(range(20)).aenqueue()
+    await write.many(range(20)).aenqueue()
     await work(app, slots=10)
 
     assert await rows.all() == list(range(20))

@@ -271,6 +271,8 @@ class Worker:
 
     def _lease_is_lost(self, lease: Lease) -> None:
         """Somebody else may be running it by now: stop at once, and record nothing."""
+        if any(slot.committing for slot in self._running() if slot.lease is lease):
+            return  # we may have ended it ourselves: its commit will tell
         self.lost += 1
         log.warning("the lease of job %s is lost: its run is stopped", lease.id)
         self._stop_run(lease, Stop.LOST)
