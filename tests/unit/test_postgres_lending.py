@@ -11,12 +11,12 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from skep import App, Depends, Failure, Job, Retry, State, Transaction, archive, dead, fixed, repeat
+from skep import App, Depends, Failure, Handle, Job, Retry, State, Transaction, archive, dead, fixed, repeat
 from skep.broker import LendsTransactions
 from skep.brokers.postgres import PostgresBroker
 from skep.engines import make_engine
 from skep.errors import BadSetting, NoTransactions, OutcomeUnknown
-from skep.job import Done, Lease
+from skep.job import Done, Lease, Record
 from skep.testing.make import HOLDER, SPAN, a_job
 from skep.worker import Lane, Mode, Settings, Worker
 
@@ -179,6 +179,67 @@ async def test_a_job_that_lost_its_lease_leaves_nothing(app: App, rows: Rows) ->
     record = await app.jobs.aget(handle.id)
     assert record is not None
     assert (record.state, record.crashes) == (State.DONE, 1)
+
+
+async def test_a_job_that_is_given_back_or_cancelled_leaves_nothing(app: App, rows: Rows) -> None:
+    """At the end of its worker it is released, and costs no attempt; an operator's cancel is its end."""
+    reached = asyncio.Event()
+
+    @app.task(name="write")
+    async def write(tx: Transaction, number: int) -> None:
+        await rows.add(tx, number)
+        reached.set()
+        await asyncio.Event().wait()
+
+    handle = await write.aenqueue(7)
+    for cancel in (False, True):
+        reached.clear()
+        worker = Worker(app, Settings(lease=timedelta(seconds=2), grace=timedelta(0)))
+        running = asyncio.create_task(worker.run())
+        async with asyncio.timeout(20):
+            await reached.wait()
+            if cancel:
+                await app.jobs.acancel(handle.id)
+                while (await record_of(app, handle)).state is not State.CANCELLED:
+                    await asyncio.sleep(0.01)
+            worker.stop()
+            await running
+        assert await rows.all() == []
+        if not cancel:
+            record = await record_of(app, handle)
+            assert (record.state, record.attempts) == (State.READY, 0)
+
+
+async def record_of(app: App, handle: Handle[Any]) -> Record:
+    record = await app.jobs.aget(handle.id)
+    assert record is not None
+    return record
+
+
+async def test_what_a_job_emits_is_found_at_its_commit(app: App, rows: Rows) -> None:
+    """With a minute between two looks."""
+    chain: list[int] = []
+    ended = asyncio.Event()
+
+    @app.task(name="write")
+    async def write(tx: Transaction, job: Job, number: int) -> None:
+        await rows.add(tx, number)
+        chain.append(number)
+        if number < 5:
+            job.emit(write, number + 1)
+        else:
+            ended.set()
+
+    worker = Worker(app, Settings(poll=timedelta(minutes=1)))
+    running = asyncio.create_task(worker.run())
+    await worker.started.wait()
+    await write.aenqueue(1)
+    async with asyncio.timeout(20):
+        await ended.wait()
+    worker.stop()
+    await running
+
+    assert await rows.all() == chain == [1, 2, 3, 4, 5]
 
 
 async def test_a_commit_whose_answer_is_lost_is_not_done_again(

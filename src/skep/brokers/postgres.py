@@ -85,6 +85,7 @@ log = logging.getLogger("skep.postgres")
 OLDEST_SERVER = 140000
 OLD_TRANSACTION = 60.0  # seconds after which one that keeps VACUUM waiting is told about
 FLOOR_FOR = 1.0  # seconds until a claim looks at everything again
+FEW = 10  # jobs that are put one by one in the transaction of a caller: the server then plans less
 TRANSACTIONS = 10  # connections lent to running jobs, per event loop
 _MIGRATE_RETRIES = 20
 
@@ -305,7 +306,7 @@ class PostgresBroker:
                 "installation": self._installation,
                 "at": self._at(),
                 "drafts": [_draft(job, wire.encode(job)) for job in jobs],
-                "plain": batch is None and all(map(_is_plain, jobs)),
+                "plain": batch is None and len(jobs) > FEW and all(map(_is_plain, jobs)),
                 "token": token,
                 "batch": None if batch is None else _batch_draft(batch),
                 "seal": seal,

@@ -227,13 +227,11 @@ class _Django:
             self._connection.on_commit(lambda: _tell(act))
 
 
-class _Running:
-    """The `Transaction` that a running job was given."""
-
-    def __new__(cls, transaction: Any) -> Any:
-        if getattr(transaction, "connection", None) is None:
-            raise _wrong_object(transaction, "the Transaction of a running job")
-        return caller_of(transaction.connection)
+def _lent(transaction: Any) -> Caller:
+    """The `Transaction` of a running job stands for its connection."""
+    if getattr(transaction, "connection", None) is None:
+        raise _wrong_object(transaction, "the Transaction of a running job")
+    return caller_of(transaction.connection)
 
 
 _LIBRARIES: dict[str, Callable[[Any], Caller]] = {
@@ -241,7 +239,7 @@ _LIBRARIES: dict[str, Callable[[Any], Caller]] = {
     "psycopg": _Psycopg,
     "sqlalchemy": _SQLAlchemy,
     "django": _Django,
-    "skep": _Running,
+    "skep": _lent,
 }
 
 

@@ -121,6 +121,8 @@ class Runner:
                 if isinstance(outcome, Done):
                     slot.committing = True  # from here on nobody stops it: its fence decides
                     settled = await lent.settle(attempt.job.lease, outcome)
+                else:
+                    slot.outcome = outcome  # it is over: only the rollback is still to come
         except asyncio.CancelledError as error:  # while it waited for a connection
             ended = self._stopped(slot, error)
             outcome = self._judge(attempt, ended)
