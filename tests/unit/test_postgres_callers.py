@@ -647,6 +647,28 @@ async def test_the_commit_of_an_async_session_wakes_the_workers(
         assert await waiter
 
 
+@pytest.mark.parametrize("kind", ["asyncpg", "psycopg", "connection on psycopg", "by SQL"])
+async def test_of_other_commits_the_next_sweep_of_anybody_tells(
+    kind: str, engine: PostgresBroker, postgres_url: str, schema: str
+) -> None:
+    """S0.13, S2.3: whoever waits need not look by itself, and need not be the one that sweeps."""
+    async with waiting(postgres_url, schema) as waiter:
+        async with AWAITED.get(kind, of_asyncpg)(postgres_url) as opened:
+            if kind == "by SQL":
+                await opened.execute(f"""SELECT "{schema}".enqueue('t', '[]')""")
+            else:
+                await engine.put_in(opened.tx, [a_job()])
+            await engine.sweep()  # too early
+            await opened.commit()
+        assert not waiter.done()
+        await engine.sweep()
+        async with asyncio.timeout(10):
+            assert await waiter
+    admin = await asyncpg.connect(postgres_url)
+    assert await admin.fetchval(f'SELECT count(*) FROM "{schema}".unannounced') == 0  # once is enough
+    await admin.close()
+
+
 async def test_a_put_in_a_transaction_does_not_notify_inside_of_it(
     engine: PostgresBroker, postgres_url: str, schema: str
 ) -> None:

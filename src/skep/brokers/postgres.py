@@ -268,12 +268,12 @@ class PostgresBroker:
     ) -> list[Receipt]:
         """Put inside the caller's own transaction: the jobs appear if and only if it commits.
 
-        Idle workers are notified where the caller's library tells of its commits (sessions of SQLAlchemy,
-        Django); otherwise they find the jobs when they look.  A notification inside of the transaction would
-        make its commit wait for all others that notify.
+        Idle workers are notified at the commit where the caller's library tells of it (sessions of
+        SQLAlchemy, Django), otherwise by the next sweep.  A notification inside of the transaction would make
+        its commit wait for all others that notify.
         """
         caller = caller_of(tx)
-        call = self._call(jobs, token, batch, seal=seal)
+        call = self._call(caller, jobs, token, batch, seal=seal)
         try:
             rows = await caller.afetch(self._sql["put_called"], call)
         except Refused as refused:
@@ -291,14 +291,16 @@ class PostgresBroker:
     ) -> list[Receipt]:
         """The same for synchronous code, in its own thread."""
         caller = caller_of(tx)
-        call = self._call(jobs, token, batch, seal=seal)
+        call = self._call(caller, jobs, token, batch, seal=seal)
         try:
             rows = caller.fetch(self._sql["put_called"], call)
         except Refused as refused:
             raise _refusal(refused) from refused
         return self._put_by(caller, jobs, rows)
 
-    def _call(self, jobs: Sequence[Job], token: str | None, batch: Batch | None, *, seal: bool) -> str:
+    def _call(
+        self, caller: Caller, jobs: Sequence[Job], token: str | None, batch: Batch | None, *, seal: bool
+    ) -> str:
         """A put as one text."""
         self._link.check_usable()
         return _text(
@@ -307,6 +309,7 @@ class PostgresBroker:
                 "at": self._at(),
                 "drafts": [_draft(job, wire.encode(job)) for job in jobs],
                 "plain": batch is None and len(jobs) > FEW and all(map(_is_plain, jobs)),
+                "told": caller.tells,
                 "token": token,
                 "batch": None if batch is None else _batch_draft(batch),
                 "seal": seal,

@@ -44,6 +44,11 @@ class Caller(Protocol):
         """In this event loop; a connection that cannot be awaited is used all the same, and blocks it."""
         ...
 
+    @property
+    def tells(self) -> bool:
+        """Does this library tell of its commits?"""
+        ...
+
     def after_commit(self, act: Committed) -> None:
         """Call `act` once the transaction has committed, if this library tells; perhaps for nothing."""
         ...
@@ -66,6 +71,8 @@ def caller_of(tx: Any) -> Caller:
 
 class _Asyncpg:
     """`Connection`, and what a pool lends."""
+
+    tells = False
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -95,6 +102,8 @@ class _Asyncpg:
 
 class _Psycopg:
     """`Connection` and `AsyncConnection`; a cursor stands for its connection."""
+
+    tells = False
 
     def __init__(self, given: Any) -> None:
         connection = given if hasattr(given, "autocommit") else getattr(given, "connection", None)
@@ -173,9 +182,13 @@ class _SQLAlchemy:
         ).fetchall()
         return rows
 
+    @property
+    def tells(self) -> bool:
+        """A session does; a connection does not."""
+        return hasattr(self._given, "flush")
+
     def after_commit(self, act: Committed) -> None:
-        """A session tells; a connection does not."""
-        if not hasattr(self._given, "flush"):
+        if not self.tells:
             return
         session = getattr(self._given, "sync_session", self._given)
         if _LATER not in session.info:
@@ -222,8 +235,12 @@ class _Django:
         """Django refuses this in an event loop; it says so itself."""
         return self.fetch(statement, text)
 
+    @property
+    def tells(self) -> bool:
+        return bool(self._connection.in_atomic_block)
+
     def after_commit(self, act: Committed) -> None:
-        if self._connection.in_atomic_block:
+        if self.tells:
             self._connection.on_commit(lambda: _tell(act))
 
 

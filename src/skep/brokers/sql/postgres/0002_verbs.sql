@@ -1274,6 +1274,7 @@ BEGIN
         PERFORM remove_batch(t, b);
     END LOOP;
     PERFORM add_up();
+    PERFORM announce();
     now_us := t.now_us;
     next_us := least(
         (SELECT min(s.due_us) FROM scheduled s WHERE s.due_us > t.now_us),

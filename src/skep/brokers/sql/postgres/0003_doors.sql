@@ -1,10 +1,30 @@
 -- The doors for transactions that are not the engine's: those of callers in Python, and of any other language.
 --
 -- Nobody is notified here unless that is asked for: a commit with a notification waits for every other such commit.
+-- The next sweep, of whichever worker, notifies instead.
 
 -- Which installation of skep this is, so that nobody puts jobs into another one by mistake.
 CREATE TABLE installation (id text NOT NULL);
 INSERT INTO installation VALUES (gen_random_uuid()::text);
+
+-- Queues that have got something in a transaction of which nobody will tell once it has committed.
+CREATE TABLE unannounced (queue text COLLATE "C" NOT NULL);
+
+-- Tell of those; part of a sweep.
+CREATE FUNCTION announce() RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    q text;
+BEGIN
+    FOR q IN
+        WITH taken AS (
+            DELETE FROM unannounced WHERE ctid = ANY (ARRAY(
+                SELECT ctid FROM unannounced LIMIT 10000 FOR UPDATE SKIP LOCKED))
+            RETURNING queue)
+        SELECT DISTINCT queue FROM taken
+    LOOP
+        PERFORM wake(q);
+    END LOOP;
+END $$;
 
 -- `put`, for connections of any kind: everything is in one text.  Gives what `put` gives.
 CREATE FUNCTION put_called(call text) RETURNS TABLE (n integer, there text)
@@ -15,6 +35,9 @@ DECLARE
 BEGIN
     IF NOT EXISTS (SELECT FROM installation WHERE id = c->>'installation') THEN
         RAISE EXCEPTION USING errcode = 'SK004', message = 'another installation of skep', detail = current_database();
+    END IF;
+    IF NOT (c->>'told')::boolean THEN
+        INSERT INTO unannounced SELECT DISTINCT j->>'queue' FROM jsonb_array_elements(d) AS j;
     END IF;
     IF (c->>'plain')::boolean THEN
         RETURN QUERY SELECT p.n, p.there FROM put(
@@ -119,6 +142,9 @@ BEGIN
                           t.now_us + (e->>'expires_in_ms')::bigint * 1000);
     field := add_job(t, j, false);
     PERFORM check_room(ARRAY[j.queue]);
+    IF field IS NULL THEN
+        INSERT INTO unannounced VALUES (j.queue);
+    END IF;
     RETURN coalesce(field, j.id);
 END $$;
 
