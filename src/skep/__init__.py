@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from skep.app import App
+from skep.batch import BatchState, BatchStatus
+from skep.batches import BatchHandle, BatchReport
 from skep.broker import Durability, Filter, Scope
 from skep.context import Job, current_job
 from skep.errors import SkepError
@@ -19,6 +21,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "App",
+    "BatchHandle",
+    "BatchReport",
+    "BatchState",
+    "BatchStatus",
     "Depends",
     "Durability",
     "Failure",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol
 from msgspec.structs import replace
 
 from skep import schedule
+from skep.batches import BatchHandle, BatchReport, Callback, NewBatch, Plan, plan_batch
 from skep.broker import Durability, Engine
 from skep.clock import Clock
 from skep.commands import run_line, run_program
 from skep.duration import Duration, milliseconds
 from skep.errors import BadSetting
 from skep.job import MAX_CRASHES
-from skep.operations import Jobs, Queues
+from skep.job import Job as Envelope
+from skep.operations import Batches, Jobs, Queues
 from skep.policy import Policy
 from skep.registry import Registry
 from skep.schedule import MisfireName, OverlapName
@@ -31,7 +33,8 @@ if TYPE_CHECKING:  # no loop is broken by this: importing skep loads neither an 
 
 P = ParamSpec("P")
 R = TypeVar("R")
-J = TypeVar("J", bound=Provided)  # and not that itself: a first parameter of type object is an argument
+# Not Provided itself: a first parameter of type object is an argument.
+J = TypeVar("J", bound=Provided)
 K = TypeVar("K", bound=Provided)
 
 DEFAULTS = Policy()
@@ -55,6 +58,8 @@ class TaskDecorator(Protocol):
     def __call__(  # type: ignore[overload-overlap]  # a coroutine is also an R: the first match is meant
         self, function: Callable[P, Coroutine[Any, Any, R]], /
     ) -> AsyncTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[J, K, P], R], /) -> SyncTask[P, R]: ...
     @overload
     def __call__(self, function: Callable[Concatenate[J, P], R], /) -> SyncTask[P, R]: ...
     @overload
@@ -102,6 +107,7 @@ class App(Registry):
         super().__init__(url, durability=durability, clock=clock)
         self.jobs = Jobs(self)
         self.queues = Queues(self)
+        self.batches = Batches(self)
         self.schedules = Schedules(self, self.declared_schedules)
         self._check_arguments = check_arguments
         self._lent = False
@@ -118,6 +124,8 @@ class App(Registry):
     def task(  # type: ignore[overload-overlap]  # a coroutine is also an R: the first match is meant
         self, function: Callable[P, Coroutine[Any, Any, R]], /
     ) -> AsyncTask[P, R]: ...
+    @overload
+    def task(self, function: Callable[Concatenate[J, K, P], R], /) -> SyncTask[P, R]: ...
     @overload
     def task(self, function: Callable[Concatenate[J, P], R], /) -> SyncTask[P, R]: ...
     @overload
@@ -189,6 +197,59 @@ class App(Registry):
             return task
 
         return declare if function is None else declare(function, frames_up=2)
+
+    def batch(
+        self,
+        calls: Iterable[Envelope] = (),
+        *,
+        callback: Callback | None = None,
+        on_succeeded: Callback | None = None,
+        on_failed: Callback | None = None,
+        linger: Duration = "7d",
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        note: str = "",
+        batch_id: str | None = None,
+        parent: BatchHandle | str | None = None,
+        open_for: Duration = "1d",
+        seal: bool = True,
+    ) -> NewBatch:
+        """Many jobs with one end: `await app.batch(resize.many(paths), callback=report)`.
+
+        `callback` is put when the last member has ended, `on_succeeded` besides if all are done, and
+        `on_failed` when the first one is dead or cancelled; each at most once, in the step that ends that
+        member.  A callback with a parameter of type `BatchReport` gets one; for arguments of its own give
+        `task.job(…)`.
+
+        Also `.enqueue()`, `async with` and `with`: see `NewBatch`.  The members wait for `delay` or `at`.
+        With `seal=False` more can be added through the handle until it is sealed, for at most `open_for`.
+        """
+        plan = plan_batch(
+            callback=callback,
+            on_succeeded=on_succeeded,
+            on_failed=on_failed,
+            linger=linger,
+            open_for=open_for,
+            delay=delay,
+            at=at,
+            note=note,
+            batch_id=batch_id,
+            parent=parent.id if isinstance(parent, BatchHandle) else parent,
+        )
+        self._check_report_is_there(plan)
+        return NewBatch(self, plan, calls, seal=seal)
+
+    def _check_report_is_there(self, plan: Plan) -> None:
+        """`on_failed` may still find it: as a rule, it is not called by the last member."""
+        if plan.batch.linger_ms:
+            return
+        for job in (plan.batch.on_finished, plan.batch.on_succeeded):
+            task = None if job is None else self.tasks.get(job.task)
+            if task is not None and BatchReport in task.signature.provided.values():
+                raise BadSetting(
+                    f"with linger=0 the batch is gone before {task.name} can read its BatchReport: let it "
+                    f"linger for a while, or give a callback that does without"
+                )
 
     def test(self, *, start: datetime | None = None, slots: int = 10, patience: Duration = "250ms") -> Kit:
         """`async with app.test() as t:` (or `with`, in plain tests): the real worker, in virtual time.

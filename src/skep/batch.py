@@ -1,4 +1,4 @@
-"""Batches as values: many jobs with one end.  The API that makes them is in `flow/`."""
+"""Batches as values: many jobs with one end.  What makes them is in `batches.py`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from msgspec import Struct
 
 from skep.duration import milliseconds
 from skep.job import Job, State, derive_id
+
+BATCH_HEADER = "skep-batch"  # on a callback: the batch that it is called for
 
 
 class BatchState(StrEnum):
@@ -67,8 +69,12 @@ class BatchStatus(Struct, frozen=True, kw_only=True):
     note: str = ""
 
     @property
+    def ended(self) -> int:
+        return self.done + self.dead + self.cancelled
+
+    @property
     def pending(self) -> int:
-        return self.total - self.done - self.dead - self.cancelled
+        return self.total - self.ended
 
 
 def callback_id(batch: str, when: str) -> str:

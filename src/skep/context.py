@@ -6,7 +6,7 @@ import math
 from contextvars import ContextVar
 from datetime import datetime
 from types import SimpleNamespace
-from typing import Any, ParamSpec, Protocol
+from typing import Any, ParamSpec, Protocol, Self
 
 from msgspec.structs import replace
 
@@ -53,6 +53,10 @@ class Job(Provided):
         self._emissions: list[vocabulary.Job] | None = None
         self._turn: vocabulary.Job | None = None
         self._always = False
+
+    @classmethod
+    async def given(cls, job: Self) -> Self:
+        return job
 
     def __repr__(self) -> str:
         return f"<Job {self.id} of {self.task}, attempt {self.attempt}>"

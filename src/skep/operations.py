@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from datetime import datetime
 from typing import Any, TypeVar
 
-from skep.broker import Counts, Filter, Rule, RuleKind, Scope
+from skep.batch import BatchStatus, Member
+from skep.broker import Counts, Engine, Filter, Rule, RuleKind, Scope
 from skep.explain import explain
 from skep.job import Record, State
 from skep.producer import Producer
@@ -17,6 +18,7 @@ Verb = Callable[..., Awaitable[list[bool]]]
 
 PAGE = 500
 EVERYTHING = Filter()
+MEMBER_STATES = ("enqueued", "retrying", "running", "done", "dead", "cancelled")
 
 
 class _Operations:
@@ -171,6 +173,112 @@ class Queues(_Operations):
 
     def drop(self, name: str) -> int:
         return self._wait(self.adrop(name))
+
+
+class Batches(_Operations):
+    """`app.batches`: how far they are, and what becomes of them."""
+
+    async def aget(self, batch: str) -> BatchStatus | None:
+        return await (await self._producer.ready()).batch(batch)
+
+    async def afind(self, *, limit: int = 100, after: str | None = None) -> list[BatchStatus]:
+        """In the order of their ids, which is that of their making unless these were chosen."""
+        return await (await self._producer.ready()).batches(limit=limit, after=after)
+
+    async def amembers(self, batch: str) -> AsyncIterator[Member]:
+        """Every member in the order of the numbers, page by page.
+
+        Members that were added by several at once may share a number, so each page looks again at the
+        last number of the page before.
+        """
+        engine = await self._producer.ready()
+        after, seen, limit = None, set[str](), PAGE
+        while page := await engine.members(batch, limit=limit, after=after):
+            for member in page:
+                if member.id not in seen:
+                    yield member
+            if len(page) < limit:
+                return
+            last = page[-1].member
+            seen = {member.id for member in page if member.member == last}
+            if len(seen) == limit:  # a whole page of one number: only a larger one gets beyond it
+                limit *= 2
+            after = last - 1
+
+    async def aids(self, batch: str) -> dict[str, list[str]]:
+        """The ids of the members, by what they are: enqueued, retrying, running, done, dead, cancelled."""
+        engine = await self._producer.ready()
+        again = {record.id async for record in _waiting_again(engine, batch)}
+        ids: dict[str, list[str]] = {name: [] for name in MEMBER_STATES}
+        async for member in self.amembers(batch):
+            waiting = "retrying" if member.id in again else "enqueued"
+            ids[waiting if member.state is State.READY else member.state.value].append(member.id)
+        return ids
+
+    async def aseal(self, batch: str) -> bool:
+        return await (await self._producer.ready()).seal(batch)
+
+    async def acancel(self, batch: str) -> int:
+        """End what waits and ask what runs to stop, also in nested batches; returns how many jobs."""
+        engine = await self._producer.ready()
+        live = [member.id async for member in self.amembers(batch) if not member.state.terminal]
+        changed = 0
+        for start in range(0, len(live), PAGE):
+            ids = live[start : start + PAGE]
+            answers = await engine.cancel(ids)
+            changed += sum(answers)
+            for member, cancelled in zip(ids, answers, strict=True):
+                if not cancelled and await engine.batch(member) is not None:
+                    changed += await self.acancel(member)
+        return changed
+
+    async def areplay(self, batch: str) -> int:
+        """Give the dead members another life, which is in their history and not in the batch's counts."""
+        return await Jobs(self._producer).areplay_all(dead(batch=batch))
+
+    async def adelete(self, batch: str) -> bool:
+        """Forget it with the members that wait; those that run finish; no callback.  False: unknown."""
+        return await (await self._producer.ready()).delete_batch(batch)
+
+    def get(self, batch: str) -> BatchStatus | None:
+        return self._wait(self.aget(batch))
+
+    def find(self, *, limit: int = 100, after: str | None = None) -> list[BatchStatus]:
+        return self._wait(self.afind(limit=limit, after=after))
+
+    def members(self, batch: str) -> list[Member]:
+        return self._wait(_listed(self.amembers(batch)))
+
+    def ids(self, batch: str) -> dict[str, list[str]]:
+        return self._wait(self.aids(batch))
+
+    def seal(self, batch: str) -> bool:
+        return self._wait(self.aseal(batch))
+
+    def cancel(self, batch: str) -> int:
+        return self._wait(self.acancel(batch))
+
+    def replay(self, batch: str) -> int:
+        return self._wait(self.areplay(batch))
+
+    def delete(self, batch: str) -> bool:
+        return self._wait(self.adelete(batch))
+
+
+async def _waiting_again(engine: Engine, batch: str) -> AsyncIterator[Record]:
+    """The members that wait and have failed or crashed before."""
+    after: int | None = 0
+    where = Filter(batch=batch, state=State.READY)
+    while after is not None:
+        page = await engine.find(where, limit=PAGE, after=after)
+        for record in page.records:
+            if record.failures or record.crashes:
+                yield record
+        after = page.after
+
+
+async def _listed(members: AsyncIterator[T]) -> list[T]:
+    return [member async for member in members]
 
 
 def dead(**facts: Any) -> Filter:

@@ -13,7 +13,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Self, get_args, get_origin
 
 import msgspec
 from msgspec import Raw
@@ -29,6 +29,11 @@ _KEYWORD = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYW
 
 class Provided:
     """A parameter annotated with a subclass of this is given by the worker."""
+
+    @classmethod
+    async def given(cls, job: Any) -> Self:
+        """What the worker gives for it, while it prepares to run `job`."""
+        raise NotImplementedError
 
 
 class Depends:

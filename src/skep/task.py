@@ -58,6 +58,7 @@ _AS_THEY_ARE = (
     "unique",
     "unique_until",
     "key",
+    "batch",
     "on_success",
     "on_error",
     "on_timeout",
@@ -79,6 +80,7 @@ class Using(Struct, frozen=True, kw_only=True):
     unique: str | UnsetType = UNSET
     unique_until: UniqueUntil | UnsetType = UNSET
     key: str | UnsetType = UNSET
+    batch: str | UnsetType | None = UNSET
     on_success: Strategy | UnsetType = UNSET
     on_error: Strategy | UnsetType = UNSET
     on_timeout: Strategy | UnsetType = UNSET
@@ -258,13 +260,18 @@ class Task(Generic[P, R_co]):
         unique: str | UnsetType = UNSET,
         unique_until: UniqueUntil | UnsetType = UNSET,
         key: str | UnsetType = UNSET,
+        batch: str | UnsetType | None = UNSET,
         on_success: Strategy | UnsetType = UNSET,
         on_error: Strategy | UnsetType = UNSET,
         on_timeout: Strategy | UnsetType = UNSET,
         headers: dict[str, str] | UnsetType = UNSET,
         tx: Any = UNSET,
     ) -> Call[P, R_co]:
-        """This task, called under other circumstances than declared."""
+        """This task, called under other circumstances than declared.
+
+        `batch` makes the job a member of an open batch; `job.emit(task.using(batch=job.batch), …)` adds one
+        to the batch of the running job, also if that is sealed.
+        """
         given = {name: value for name, value in locals().items() if name != "self"}
         return Call(self, Using(**given))
 

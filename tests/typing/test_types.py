@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Annotated, Any, assert_type
 
-from skep import App, Depends, Handle, Job, Transaction, cron, every
+from skep import App, BatchHandle, BatchReport, Depends, Handle, Job, Transaction, cron, every
 from skep.job import Job as Envelope
 from skep.task import SyncTask
 
@@ -55,6 +55,10 @@ def query_too(sql: str, db: Annotated[str, Depends(connect)] = "") -> str:
 
 
 @app.task
+async def summary(job: Job, report: BatchReport, whom: str = "") -> None: ...
+
+
+@app.task
 def anything(thing: object) -> None: ...
 
 
@@ -79,6 +83,11 @@ async def right_calls() -> None:
     assert_type(send.job("bob"), Envelope)
     assert_type(anything.enqueue(5), Handle[None])
     whatever.enqueue(5)
+    assert_type(await app.batch(send.many(["bob"]), callback=summary), BatchHandle)
+    assert_type(app.batch(callback=send.using(queue="slow").job("bob")).enqueue(), BatchHandle)
+    async with app.batch(on_failed=summary.using(delay="1m")) as b:
+        assert_type(await b.add(send, "bob"), str)
+        b.add(resize.using(priority=3), "a.png", width=3)
 
 
 async def wrong_calls(job: Job) -> None:
@@ -93,6 +102,9 @@ async def wrong_calls(job: Job) -> None:
     send.using(priority="high")  # type: ignore[arg-type]  # not an int
     await report.aenqueue(job, 5)  # type: ignore[call-arg, arg-type]  # the job is the worker's to give
     job.emit(send, 5)  # type: ignore[arg-type]  # checked through `emit`
+    app.batch(callback=send)  # type: ignore[arg-type]  # it needs an argument: send.job("bob")
+    async with app.batch() as b:
+        b.add(send, 5)  # type: ignore[arg-type]  # checked through `add`
     app.task(queue=5)  # type: ignore[call-overload]  # not a str
 
 

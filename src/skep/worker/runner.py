@@ -357,7 +357,7 @@ async def provide(
             kwargs = await provide(signature.providers[name], job, stack, transaction)
             given[name] = await _make(source.provider, kwargs, stack)
         else:
-            given[name] = transaction if issubclass(source, Transaction) else job
+            given[name] = transaction if issubclass(source, Transaction) else await source.given(job)
     return given
 
 
