@@ -19,6 +19,7 @@ COMMANDS = {
     "jobs": "skep.cli.jobs",
     "dead": "skep.cli.shelves",
     "broken": "skep.cli.shelves",
+    "batches": "skep.cli.batches",
     "schedules": "skep.cli.schedules",
     "top": "skep.cli.top",
     "bench": "skep.cli.bench",

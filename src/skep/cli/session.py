@@ -13,7 +13,7 @@ import click
 from skep.cli.output import Output
 from skep.errors import BadSetting
 from skep.loading import load_app
-from skep.operations import Jobs, Queues
+from skep.operations import Batches, Jobs, Queues
 from skep.registry import Registry
 from skep.schedules import Schedules
 
@@ -30,6 +30,7 @@ class Session:
         self.declares = declares
         self.jobs = Jobs(app)
         self.queues = Queues(app)
+        self.batches = Batches(app)
         self.schedules = Schedules(app, app.declared_schedules)
         self.out = out
 
