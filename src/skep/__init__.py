@@ -8,6 +8,7 @@ from skep.batches import BatchHandle, BatchReport
 from skep.broker import Durability, Filter, Scope
 from skep.context import Job, current_job
 from skep.errors import SkepError
+from skep.flow import Flow, FlowRun, FlowState, FlowStatus, each, fork, start
 from skep.handle import Handle
 from skep.job import State, UniqueUntil
 from skep.schedule import cron, every
@@ -29,6 +30,10 @@ __all__ = [
     "Durability",
     "Failure",
     "Filter",
+    "Flow",
+    "FlowRun",
+    "FlowState",
+    "FlowStatus",
     "Handle",
     "Job",
     "Retry",
@@ -44,9 +49,12 @@ __all__ = [
     "current_job",
     "dead",
     "delete",
+    "each",
     "every",
     "exponential",
     "fixed",
+    "fork",
     "repeat",
     "repeat_forever",
+    "start",
 ]

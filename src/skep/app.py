@@ -17,6 +17,7 @@ from skep.clock import Clock
 from skep.commands import run_line, run_program
 from skep.duration import Duration, milliseconds
 from skep.errors import BadSetting
+from skep.flow.run import FlowRun
 from skep.job import MAX_CRASHES
 from skep.job import Job as Envelope
 from skep.operations import Batches, Jobs, Queues
@@ -238,6 +239,10 @@ class App(Registry):
         )
         self._check_report_is_there(plan)
         return NewBatch(self, plan, calls, seal=seal)
+
+    def flow(self, flow_id: str) -> FlowRun[Any]:
+        """A flow that was started elsewhere, by its id."""
+        return FlowRun(self, flow_id)
 
     def _check_report_is_there(self, plan: Plan) -> None:
         """`on_failed` may still find it: as a rule, it is not called by the last member."""

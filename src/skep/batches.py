@@ -15,11 +15,11 @@ from skep import wire
 from skep.batch import BATCH_HEADER, Batch, BatchState, BatchStatus, Member, callback_id
 from skep.context import Job as RunningJob
 from skep.duration import Duration, duration, milliseconds
-from skep.errors import BadSetting, OutcomeUnknown, UnknownBatch
+from skep.errors import BadSetting, UnknownBatch
 from skep.handle import FIRST_LOOK, LAST_LOOK
 from skep.job import Job, derive_id, new_id
 from skep.operations import Batches
-from skep.producer import MOST_PER_PUT, Producer
+from skep.producer import MOST_PER_PUT, Producer, surely
 from skep.signature import Provided, decoder_for
 from skep.task import Call, Task
 
@@ -27,7 +27,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 IN_ONE_STEP = 10_000  # members that `await app.batch(...)` puts in one atomic step; more of them in pieces
-REPETITIONS = 3  # of a call whose answer was lost; its token keeps it from having its effect twice
 
 
 class MakesJob(Protocol):
@@ -162,16 +161,6 @@ class Stream:
         await self.put(jobs)
         engine = await self._producer.ready()
         await surely(lambda: engine.seal(self.batch.id))
-
-
-async def surely(call: Callable[[], Awaitable[T]]) -> T:
-    """Repeat a call that may be repeated when its answer is lost."""
-    for _ in range(REPETITIONS):
-        try:
-            return await call()
-        except OutcomeUnknown:
-            continue
-    return await call()
 
 
 class NewBatch:

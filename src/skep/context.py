@@ -8,6 +8,7 @@ from datetime import datetime
 from types import SimpleNamespace
 from typing import Any, ParamSpec, Protocol, Self
 
+from msgspec import Raw
 from msgspec.structs import replace
 
 from skep import job as vocabulary
@@ -41,7 +42,7 @@ class Job(Provided):
     ones, to make writes of a run that lost its lease harmless.
     """
 
-    __slots__ = ("_always", "_emissions", "_listener", "_turn", "app", "envelope", "lease")
+    __slots__ = ("_always", "_emissions", "_listener", "_turn", "app", "envelope", "gathered", "lease")
 
     def __init__(
         self, app: Producer, lease: Lease, envelope: vocabulary.Job, listener: Listener | None = None
@@ -53,6 +54,7 @@ class Job(Provided):
         self._emissions: list[vocabulary.Job] | None = None
         self._turn: vocabulary.Job | None = None
         self._always = False
+        self.gathered: Raw | None = None  # arguments that are not in the envelope: results of a fan-out
 
     @classmethod
     async def given(cls, job: Self) -> Self:

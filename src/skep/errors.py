@@ -140,6 +140,25 @@ class BatchSealed(SkepError):
         self.batch = batch
 
 
+class FlowBroken(SkepError):
+    """A flow cannot go on, or what was taken for one is none."""
+
+
+class FlowFailed(SkepError):
+    """The flow whose result was asked for has ended without one."""
+
+    def __init__(self, flow: str, state: str, why: str) -> None:
+        super().__init__(f"flow {flow} ended as {state}: {why}")
+        self.flow = flow
+        self.state = state
+
+
+class UnknownFlow(SkepError):
+    def __init__(self, flow: str) -> None:
+        super().__init__(f"no flow {flow!r}: it was never started, was deleted, or its linger time is over")
+        self.flow = flow
+
+
 # --- what the engine answers -------------------------------------------------------------
 
 

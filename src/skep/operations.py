@@ -185,14 +185,14 @@ class Batches(_Operations):
         """In the order of their ids, which is that of their making unless these were chosen."""
         return await (await self._producer.ready()).batches(limit=limit, after=after)
 
-    async def amembers(self, batch: str) -> AsyncIterator[Member]:
-        """Every member in the order of the numbers, page by page.
+    async def amembers(self, batch: str, *, after: int | None = None) -> AsyncIterator[Member]:
+        """Every member in the order of the numbers, page by page; with `after`, those behind that number.
 
         Members that were added by several at once may share a number, so each page looks again at the
         last number of the page before.
         """
         engine = await self._producer.ready()
-        after, seen, limit = None, set[str](), PAGE
+        seen, limit = set[str](), PAGE
         while page := await engine.members(batch, limit=limit, after=after):
             for member in page:
                 if member.id not in seen:

@@ -120,6 +120,16 @@ def _first_receipts(jobs: list[Job], receipts: list[Receipt]) -> list[Receipt]:
     ]
 
 
+async def surely(call: Callable[[], Awaitable[T]]) -> T:
+    """Repeat a call that may be repeated when its answer is lost."""
+    for pause in REPEAT_AFTER:
+        try:
+            return await call()
+        except OutcomeUnknown:
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+    return await call()
+
+
 class Background:
     """One event loop in a thread, for callers that have none."""
 

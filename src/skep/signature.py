@@ -175,6 +175,29 @@ class Signature:
                 raise TypeError(f"{self._function.__qualname__}: {error}") from error
         return encoded, named
 
+    def encode_later(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool = True
+    ) -> tuple[Raw, Raw]:
+        """The same without the first argument, which will be known later."""
+        try:
+            bound = self._public.bind(None, *args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.shown}, but for its first argument: {error}") from None
+        encoded, named = _encoder.encode(bound.args[1:]), _encoder.encode(bound.kwargs)
+        if check:
+            self._check_later(bound)
+        return Raw(encoded), Raw(named)
+
+    def _check_later(self, bound: inspect.BoundArguments) -> None:
+        for name, value in list(bound.arguments.items())[1:]:
+            parameter = self._public.parameters[name]
+            if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+                continue
+            try:
+                self._decode_one(parameter, Raw(_encoder.encode(value)))
+            except (msgspec.MsgspecError, ValueError) as error:
+                raise TypeError(f"{self.shown}: {name}: {error}") from error
+
     # --- in ------------------------------------------------------------------------------
 
     def decode(self, args: Raw, kwargs: Raw) -> tuple[tuple[Any, ...], dict[str, Any]]:

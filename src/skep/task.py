@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -19,6 +19,7 @@ from skep import wire
 from skep.broker import Receipt
 from skep.duration import Duration, milliseconds
 from skep.errors import BadSetting, BrokenPayload
+from skep.flow.steps import Flow, Single
 from skep.handle import Handle
 from skep.job import MAX_CRASHES, Job, UniqueUntil, new_id
 from skep.policy import Policy
@@ -28,6 +29,9 @@ from skep.strategy import Archive, Bury, Delete, Repeat, Strategy
 from skep.transaction import Transaction
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
+X = TypeVar("X")
+X_contra = TypeVar("X_contra", contravariant=True)
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
@@ -107,6 +111,12 @@ class Using(Struct, frozen=True, kw_only=True):
         return given
 
 
+class Taking(Protocol[X_contra, Q, R_co]):
+    """What takes an X first.  For the type of steps: mypy finds no X in a `Task[Concatenate[X, Q], R]`."""
+
+    def enqueue(self, first: X_contra, /, *args: Q.args, **kwargs: Q.kwargs) -> Handle[R_co]: ...
+
+
 class Call(Generic[P, R_co]):
     """A task with the circumstances of a call: `task.using(delay="5m")`."""
 
@@ -126,6 +136,43 @@ class Call(Generic[P, R_co]):
     def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """The job that `enqueue` would put."""
         return self._task.make_job(args, kwargs, self._fields)
+
+    @overload
+    def step(self, *args: P.args, **kwargs: P.kwargs) -> Flow[Any, R_co]: ...
+    @overload
+    def step(self: Taking[X, Q, R], *args: Q.args, **kwargs: Q.kwargs) -> Flow[X, R]: ...
+    def step(self, *args: Any, **kwargs: Any) -> Flow[Any, Any]:
+        """This task as a step of a flow.
+
+        The first step of a flow has all its arguments; the others get the result of the step before them
+        as the first one, and have only the others here.
+        """
+        for name in ("job_id", "batch", "tx"):
+            if getattr(self._using, name) is not UNSET:
+                raise BadSetting(f"{name}= is of no use to a step: its flow decides on that")
+        return Flow((Single(self, args, kwargs),))
+
+    # --- as the maker of a step --------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self._task.name
+
+    @property
+    def producer(self) -> Producer:
+        return self._task.producer
+
+    @property
+    def result_kind(self) -> Any:
+        return self._task.signature.result_kind
+
+    def first_job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job:
+        return self._task.make_job(args, kwargs, self._fields)
+
+    def later_job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job:
+        signature = self._task.signature
+        encoded, named = signature.encode_later(args, kwargs, check=self._task.options.check_arguments)
+        return self._task.job_with(encoded, named, self._fields)
 
     def many(self, calls: Iterable[Any]) -> Many[R_co]:
         """One job per element, all under these circumstances."""
@@ -283,9 +330,24 @@ class Task(Generic[P, R_co]):
         """The job that `enqueue` would put."""
         return self._plain.job(*args, **kwargs)
 
+    @overload
+    def step(self, *args: P.args, **kwargs: P.kwargs) -> Flow[Any, R_co]: ...
+    @overload
+    def step(self: Taking[X, Q, R], *args: Q.args, **kwargs: Q.kwargs) -> Flow[X, R]: ...
+    def step(self, *args: Any, **kwargs: Any) -> Flow[Any, Any]:
+        """This task as a step of a flow: `fetch.step(url) | parse.step()`.
+
+        The first step of a flow has all its arguments; the others get the result of the step before them
+        as the first one, and have only the others here.
+        """
+        return self._plain.step(*args, **kwargs)
+
     def make_job(self, args: tuple[Any, ...], kwargs: dict[str, Any], fields: dict[str, Any]) -> Job:
+        encoded, named = self.signature.encode(args, kwargs, check=self.options.check_arguments)
+        return self.job_with(encoded, named, fields)
+
+    def job_with(self, args: Raw, kwargs: Raw, fields: dict[str, Any]) -> Job:
         options = self.options
-        encoded, named = self.signature.encode(args, kwargs, check=options.check_arguments)
         return Job(
             **{
                 "id": new_id(),
@@ -295,8 +357,8 @@ class Task(Generic[P, R_co]):
                 "max_crashes": options.max_crashes,
                 **fields,
             },
-            args=encoded,
-            kwargs=named,
+            args=args,
+            kwargs=kwargs,
         )
 
     def handle(self, receipt: Receipt) -> Handle[R_co]:

@@ -6,10 +6,25 @@ an assertion that the line *is* an error, and every other line one that it is no
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Annotated, Any, assert_type
 
-from skep import App, BatchHandle, BatchReport, Depends, Handle, Job, Transaction, cron, every
+from skep import (
+    App,
+    BatchHandle,
+    BatchReport,
+    Depends,
+    Flow,
+    FlowRun,
+    Handle,
+    Job,
+    Transaction,
+    cron,
+    each,
+    every,
+    fork,
+    start,
+)
 from skep.job import Job as Envelope
 from skep.task import SyncTask
 
@@ -106,6 +121,64 @@ async def wrong_calls(job: Job) -> None:
     async with app.batch() as b:
         b.add(send, 5)  # type: ignore[arg-type]  # checked through `add`
     app.task(queue=5)  # type: ignore[call-overload]  # not a str
+
+
+@app.task
+async def fetch(url: str) -> bytes:
+    return url.encode()
+
+
+@app.task
+def words(page: bytes, least: int = 0) -> list[str]:
+    return [word for word in page.decode().split() if len(word) > least]
+
+
+@app.task
+async def length(job: Job, word: str) -> int:
+    return len(word)
+
+
+@app.task
+def total(lengths: list[int]) -> int:
+    return sum(lengths)
+
+
+@app.task
+def known(lengths: list[int | None]) -> int:
+    return len([length for length in lengths if length is not None])
+
+
+@app.task
+def both(two: tuple[int, str]) -> None: ...
+
+
+async def right_flows() -> None:
+    flow = fetch.step("https://a") | words.step(least=3) | each(length.step()) | total.step()
+    assert_type(flow, Flow[Any, int])
+    assert_type(await flow.aenqueue(), FlowRun[int])
+    assert_type((await flow.aenqueue()).result(timeout="1s"), int)
+    assert_type(fetch.using(queue="slow").step("https://a").enqueue(), FlowRun[bytes])
+    assert_type(words.step(), Flow[bytes, list[str]])
+    assert_type(each(length.step()), Flow[Iterable[str], list[int]])
+    assert_type(words.step() | each(length.step()), Flow[bytes, list[int]])
+    (fetch.step("https://a") | words.step() | each(length.step(), partial=True) | known.step()).enqueue()
+    (start(["a", "b"]) | each(length.step()) | total.step()).enqueue()
+    (start("a") | fork(length.step(), report_length.step()) | both.step()).enqueue()
+
+
+@app.task
+def report_length(word: str) -> str:
+    return word
+
+
+def wrong_flows() -> None:
+    fetch.step("https://a") | total.step()  # type: ignore[operator]  # bytes are no list of numbers
+    fetch.step("https://a") | each(length.step())  # type: ignore[arg-type]  # of numbers, not of words
+    fetch.step(5)  # type: ignore[call-overload]  # not a str
+    words.step(least="x")  # type: ignore[call-overload]  # not an int
+    words.step().enqueue()  # type: ignore[misc]  # nobody gives it a page
+    each(length.step(), partial=True) | total.step()  # type: ignore[operator]  # some may be None
+    start("a") | fork(length.step(), length.step()) | both.step()  # type: ignore[operator]  # two numbers
 
 
 def test_the_assertions_above_are_mypys() -> None:

@@ -26,6 +26,7 @@ from queue import SimpleQueue
 from typing import Any, NoReturn, Self, TypeVar, cast
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from skep import verdict, wire
 from skep.address import Address
@@ -38,6 +39,7 @@ from skep.registry import Registry
 from skep.signature import encode_value
 from skep.task import Task
 from skep.worker.frames import (
+    NOTHING,
     Answer,
     End,
     Failed,
@@ -139,7 +141,7 @@ class Host:
         task: Task[..., Any] | None = None
         try:
             with memory_limited_to(run.memory_limit):
-                envelope = wire.decode(run.lease.body)
+                envelope = envelope_of(run)
                 task = self._app.task_named(envelope.task)
                 job = Job(self._app, run.lease, envelope, self._voice)
                 value = self._perform(job, task)
@@ -199,6 +201,11 @@ class Elsewhere:
 
     async def close(self) -> None:
         return
+
+
+def envelope_of(run: Run) -> Envelope:
+    envelope = wire.decode(run.lease.body)
+    return envelope if run.gathered == NOTHING else replace(envelope, args=run.gathered)
 
 
 async def call_async(task: Task[..., Any], job: Job, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

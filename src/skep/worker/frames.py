@@ -12,6 +12,7 @@ from skep.job import Error, Lease, Progress
 from skep.worker.origin import Origin
 
 HEAD = 4  # bytes of the length
+NOTHING = Raw(b"null")
 
 
 # --- to the child ------------------------------------------------------------------------
@@ -27,6 +28,7 @@ class Start(Struct, frozen=True, tag="start"):
 class Run(Struct, frozen=True, tag="run"):
     lease: Lease
     memory_limit: int | None = None
+    gathered: Raw = NOTHING
 
 
 class Stopping(Struct, frozen=True, tag="stopping"):

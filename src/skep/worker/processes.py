@@ -22,6 +22,7 @@ from skep.signature import decoder_for
 from skep.strategy import Strategy
 from skep.task import Options, Task
 from skep.worker.frames import (
+    NOTHING,
     Answer,
     End,
     Failed,
@@ -273,7 +274,7 @@ class ChildPool:
                 self._listener.told(job.lease, said.progress, said.lines)
 
         try:
-            return await child.ask(Run(job.lease, options.memory_limit), hear)
+            return await child.ask(Run(job.lease, options.memory_limit, job.gathered or NOTHING), hear)
         except ChildDied as death:
             log.error("job %s has taken its process with it: %s", job.id, death)
             await self._crashed(job.lease, f"its process died: {death}")

@@ -19,7 +19,17 @@ from skep import verdict, wire
 from skep.address import masked
 from skep.broker import LendsTransactions
 from skep.context import Job, Listener, current
-from skep.errors import BrokenPayload, EngineUnavailable, NoTransactions, SkepError, UnknownTask
+from skep.errors import (
+    BadSetting,
+    BrokenPayload,
+    EngineUnavailable,
+    FlowBroken,
+    NoTransactions,
+    SkepError,
+    UnknownTask,
+)
+from skep.flow.course import Course, Gather, course_of, gathered, with_first
+from skep.flow.course import following as next_jobs
 from skep.job import (
     Broken,
     Cancelled,
@@ -34,6 +44,7 @@ from skep.job import (
     describe,
     storable,
 )
+from skep.operations import Batches
 from skep.policy import MILLISECOND, TIMED_OUT, Policy, after_failure, after_success
 from skep.registry import Registry
 from skep.signature import Depends, Signature, encode_value
@@ -52,13 +63,18 @@ HOOK_WITHIN = 10.0  # seconds; a hook holds a slot, and nobody can stop it for i
 
 
 class Attempt(Struct):
-    """One run of one job, ready to be performed."""
+    """One run of one job, ready to be performed; only what a fan-out has left is gathered when it starts."""
 
     job: Job
     task: Task[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    course: Course | None = None
     transaction: Transaction | None = None
+
+
+class Unfit(SkepError):
+    """What was gathered for a job does not fit its task."""
 
 
 class Ended(Struct):
@@ -101,7 +117,7 @@ class Runner:
                 slot.outcome = outcome  # it is over: from here on nothing can stop it
                 await self._report(attempt, ended, outcome)
             return outcome
-        except (BrokenPayload, UnknownTask) as error:
+        except (BrokenPayload, FlowBroken, UnknownTask) as error:
             return self._broken(lease, error)
         except asyncio.CancelledError:
             raise
@@ -156,8 +172,12 @@ class Runner:
     def _prepare(self, lease: Lease) -> Attempt:
         envelope = wire.decode(lease.body)
         task = self._registry.task_named(envelope.task)
+        job = Job(self._registry, lease, envelope, self._listener)
+        course = course_of(envelope) if envelope.headers else None
+        if course is not None and course.gather is not None:
+            return Attempt(job, task, course=course)
         args, kwargs = task.arguments(envelope)
-        return Attempt(Job(self._registry, lease, envelope, self._listener), task, args, kwargs)
+        return Attempt(job, task, args, kwargs, course)
 
     def _watch(self, attempt: Attempt, slot: Slot) -> None:
         """From here on somebody looks at the clock for this job."""
@@ -176,6 +196,8 @@ class Runner:
         """Call it, and make of whatever happens a value."""
         current.set(attempt.job)
         try:
+            if attempt.course is not None and attempt.course.gather is not None:
+                await self._gather(attempt, attempt.course.gather)
             if self._registry.hooks["fetched"]:
                 await self.tell("fetched", attempt.job)
             if self._registry.middlewares:
@@ -190,11 +212,27 @@ class Runner:
             return self._stopped(slot, error)
         except Crashed:
             return Ended(stop=Stop.LOST)  # counted already, so its lease has ended
+        except Unfit as error:
+            raise BrokenPayload(str(error)) from error
         except BaseException as error:  # also SystemExit and the like: nothing that a job raises stops us
             return Ended(error=error, stop=slot.stop)
         if slot.stop is not None:  # it swallowed its cancellation, but that does not make it in time
             _uncancel()
         return Ended(value=value, stop=slot.stop)
+
+    async def _gather(self, attempt: Attempt, gather: Gather) -> None:
+        """The results of a fan-out are its first argument.  An engine that does not answer is an error."""
+        batches = Batches(self._registry)
+        members = [each async for each in batches.amembers(gather.batch, after=gather.after)]
+        job, task = attempt.job, attempt.task
+        try:
+            job.gathered = with_first(gathered(gather, members), job.envelope.args)
+        except FlowBroken as error:
+            raise verdict.Failure(str(error)) from error
+        try:
+            attempt.args, attempt.kwargs = task.arguments(replace(job.envelope, args=job.gathered))
+        except BrokenPayload as error:
+            raise Unfit(str(error)) from error
 
     def _stopped(self, slot: Slot, error: asyncio.CancelledError) -> Ended:
         if slot.lane.ending and slot.stop is None:
@@ -259,7 +297,7 @@ class Runner:
             return self._after_error(job, task, policy, ended.error)
         if isinstance(ended.value, verdict.Verdict):
             return self._after_error(job, task, policy, ended.value)
-        return self._after_value(job, task, policy, ended.value)
+        return self._after_value(attempt, policy, ended.value)
 
     def _after_stop(self, job: Job, policy: Policy, stop: Stop) -> Outcome | None:
         match stop:
@@ -303,19 +341,32 @@ class Runner:
         told = describe(error, "".join(traceback.format_exception(error)))
         return after_failure(strategy, job.lease, random=self._random, error=told)
 
-    def _after_value(self, job: Job, task: Task[..., Any], policy: Policy, value: Any) -> Outcome:
+    def _after_value(self, attempt: Attempt, policy: Policy, value: Any) -> Outcome:
+        job, course = attempt.job, attempt.course
         ttl_ms = job.envelope.result_ttl_ms
         if ttl_ms is None:
-            ttl_ms = task.options.result_ttl_ms
-        if ttl_ms is None and isinstance(policy.on_success, Delete) and not job.emits:
+            ttl_ms = attempt.task.options.result_ttl_ms
+        if ttl_ms is None and isinstance(policy.on_success, Delete) and not job.emits and course is None:
             return DONE
         try:
-            result = None if ttl_ms is None else encode_value(value)
+            result = None if ttl_ms is None and course is None else encode_value(value)
         except (TypeError, ValueError) as error:
-            told = describe(error)
-            return Dead(reason="failed", error=Error(told.type, f"its result cannot be kept: {told.message}"))
+            return _useless("its result cannot be kept", error)
         ttl = None if ttl_ms is None else ttl_ms * MILLISECOND
-        return after_success(policy.on_success, result=result, result_ttl=ttl, emit=job.emissions)
+        done = after_success(policy.on_success, result=result, result_ttl=ttl, emit=job.emissions)
+        if course is None or result is None:
+            return done
+        return self._continued(job, course, done, result)
+
+    def _continued(self, job: Job, course: Course, done: Done, result: bytes) -> Outcome:
+        """With what follows it in its flow; or, at the end of a chain, with a result for its batch."""
+        try:
+            following = next_jobs(course, job.envelope, result)
+            for each in following:
+                wire.encode(each)
+        except (FlowBroken, BrokenPayload, BadSetting) as error:
+            return _useless("its result cannot be handed on", error)
+        return replace(done, emit=(*done.emit, *following), result=result if course.ends else done.result)
 
     async def _report(self, attempt: Attempt, ended: Ended, outcome: Outcome | None) -> None:
         """Let those know who asked for it; nothing they do changes the outcome."""
@@ -385,6 +436,11 @@ def _finished(value: Any) -> Any:
 def _with_last_words(outcome: Dead, job: Job) -> Dead:
     """A periodic job may go on although this turn of it failed."""
     return replace(outcome, emit=job.last_words) if job.last_words else outcome
+
+
+def _useless(what: str, error: Exception) -> Dead:
+    told = describe(error)
+    return Dead(reason="failed", error=Error(told.type, f"{what}: {told.message}"))
 
 
 def _said(verdict: str, reason: str) -> Error:

@@ -556,6 +556,27 @@ class Batching:
         assert (await status(engine, "middle")).state is BatchState.SUCCESS
         assert await called_back(engine) == ["on_succeeded", "on_finished"]
 
+    async def test_a_callback_may_be_a_member_of_the_batch_around_its_own(self, engine: Engine) -> None:
+        """B1, I11: that does not end in between, although the inner batch was the last of its members."""
+        outer = a_batch()
+        await engine.put_batch(outer, seal=False)
+        called = a_job(queue=CALLBACKS, batch=outer.id, member=1)
+        inner = Batch(id="inner", parent=outer.id, on_finished=called)
+        await engine.put_batch(inner, members_of(inner, 2), seal=True)
+        await engine.seal(outer.id)
+
+        await end_next(engine, Done(), Done())
+
+        now = await status(engine, outer.id)
+        assert (now.total, now.done, now.pending) == (2, 1, 1)
+        await settle_one(engine, await take_one(engine, CALLBACKS), Done(result=b"5"))
+        assert (await status(engine, outer.id)).state is BatchState.SUCCESS
+        members = await engine.members(outer.id)
+        assert [(each.id, each.state, each.result) for each in members] == [
+            (inner.id, State.DONE, None),
+            (called.id, State.DONE, b"5"),
+        ]
+
     async def test_members_that_end_in_one_settle_call_back_once(self, engine: Engine) -> None:
         """B1, I11."""
         await a_batch_of(engine, 5)
