@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from skep import wire
 from skep.batch import BATCH_HEADER, Batch, BatchState, BatchStatus, Member, callback_id
 from skep.context import Job as RunningJob
-from skep.duration import Duration, duration, milliseconds
+from skep.duration import Duration, milliseconds
 from skep.errors import BadSetting, UnknownBatch
-from skep.handle import FIRST_LOOK, LAST_LOOK
+from skep.handle import FIRST_LOOK, LAST_LOOK, seconds_to_wait
 from skep.job import Job, derive_id, new_id
 from skep.operations import Batches
 from skep.producer import MOST_PER_PUT, Producer, surely
@@ -407,7 +407,7 @@ class BatchHandle:
 
     async def afinished(self, timeout: Duration | None = None) -> BatchStatus:
         """Wait for its end.  `TimeoutError`; `UnknownBatch` if it does not linger, or was deleted."""
-        seconds = None if timeout is None else duration(timeout).total_seconds()
+        seconds = seconds_to_wait(timeout)
         try:
             async with asyncio.timeout(seconds):
                 return await self._ended()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextvars import ContextVar
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any, ParamSpec, Protocol, Self
@@ -17,7 +16,7 @@ from skep.duration import Duration, milliseconds
 from skep.job import Lease, Progress, derive_id, storable
 from skep.producer import Producer
 from skep.schedule import INSTANT_HEADER, SCHEDULE_HEADER
-from skep.signature import Provided
+from skep.signature import Provided, current
 from skep.task import Call, Task
 
 P = ParamSpec("P")
@@ -200,9 +199,8 @@ def _is_handed_on(header: str) -> bool:
     return not header.startswith("skep-") or header in (SCHEDULE_HEADER, INSTANT_HEADER)
 
 
-current: ContextVar[Job | None] = ContextVar("skep_current_job", default=None)
-
-
 def current_job() -> Job | None:
     """The job that is running here, for code that is too deep down to be handed it."""
-    return current.get()
+    job = current.get()
+    assert job is None or isinstance(job, Job)
+    return job

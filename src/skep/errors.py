@@ -257,6 +257,14 @@ class JobFailed(SkepError):
         self.error = error
 
 
+class WaitsForever(SkepError):
+    def __init__(self) -> None:
+        super().__init__(
+            "a job that waits for another one holds a slot that the other one may need: make a flow or a "
+            "batch of them, so that nobody waits, or give a timeout="
+        )
+
+
 class ResultNotKept(SkepError):
     def __init__(self, job_id: str) -> None:
         super().__init__(

@@ -8,14 +8,24 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from skep.duration import Duration, duration
-from skep.errors import JobFailed, ResultNotKept
+from skep.errors import JobFailed, ResultNotKept, WaitsForever
 from skep.job import Record, State
 from skep.producer import Producer
+from skep.signature import current
 
 R_co = TypeVar("R_co", covariant=True)
 
 FIRST_LOOK = 0.002
 LAST_LOOK = 0.25
+
+
+def seconds_to_wait(timeout: Duration | None) -> float | None:
+    """`WaitsForever` for a job that would hold its slot until another has ended, which may need that slot."""
+    if timeout is not None:
+        return duration(timeout).total_seconds()
+    if current.get() is not None:
+        raise WaitsForever
+    return None
 
 
 class Handle(Generic[R_co]):
@@ -50,9 +60,10 @@ class Handle(Generic[R_co]):
     async def aresult(self, timeout: Duration | None = None) -> R_co:
         """What the task returned, waited for.
 
-        Raises `TimeoutError`, `JobFailed` if the job ended otherwise, `ResultNotKept` if nobody kept it.
+        Raises `TimeoutError`, `JobFailed` if the job ended otherwise, `ResultNotKept` if nobody kept it;
+        and `WaitsForever` inside of a job, unless it is for a limited time.
         """
-        seconds = None if timeout is None else duration(timeout).total_seconds()
+        seconds = seconds_to_wait(timeout)
         try:
             async with asyncio.timeout(seconds):
                 record = await self._ended()

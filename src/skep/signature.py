@@ -12,6 +12,7 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from functools import cached_property
 from typing import Annotated, Any, Self, get_args, get_origin
 
@@ -34,6 +35,10 @@ class Provided:
     async def given(cls, job: Any) -> Self:
         """What the worker gives for it, while it prepares to run `job`."""
         raise NotImplementedError
+
+
+# The job that is running here.  It stands this low so that whoever waits for a job can see it.
+current: ContextVar[Provided | None] = ContextVar("skep_current_job", default=None)
 
 
 class Depends:

@@ -1,4 +1,4 @@
-"""`skep batches`, as a shell would call it, on a SQLite file."""
+"""`skep batches` and `skep flow`, as a shell would call them, on a SQLite file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from skep import App, dead
+from skep import App, dead, each
 from skep.batch import BatchState, BatchStatus
 from skep.cli import main
 from skep.cli.batches import bar
@@ -35,8 +35,10 @@ class Bench:
     def run(self) -> None:
         asyncio.run(Worker(self.app, Settings(mode=Mode.UNTIL_EMPTY)).run())
 
-    def __call__(self, *arguments: str, code: int = 0, answer: str | None = None) -> str:
-        result = CliRunner().invoke(main, ["batches", *arguments, "--url", self.url], input=answer)
+    def __call__(
+        self, *arguments: str, command: str = "batches", code: int = 0, answer: str | None = None
+    ) -> str:
+        result = CliRunner().invoke(main, [command, *arguments, "--url", self.url], input=answer)
         assert result.exit_code == code, result.output
         return result.output
 
@@ -88,6 +90,27 @@ def test_a_batch_is_sealed_cancelled_retried_and_deleted(bench: Bench) -> None:
     for verb in ("seal", "cancel", "retry"):
         assert "no such batch" in bench(verb, other.id, code=1)
     assert "no such batch" in bench("delete", other.id, "--yes", code=1)
+
+
+def test_a_flow_is_drawn_and_cancelled(bench: Bench) -> None:
+    @bench.app.task(name="spread")
+    async def spread(n: int) -> list[int]:
+        return list(range(n))
+
+    later = bench.work.using(delay="1h")
+    run = (spread.step(3) | each(later.step())).enqueue()
+    bench.run()
+    shown = bench("show", run.id, command="flow")
+    assert f"{run.id}  in-progress\n├─ spread" in shown
+    assert "3: 3 waiting" in shown
+    assert "flowchart LR" in bench("show", run.id, "--mermaid", command="flow")
+    assert '"state": "in-progress"' in bench("show", run.id, "--json", command="flow")
+    assert "cancelled" in bench("cancel", run.id, command="flow")
+    assert "nothing to do" in bench("cancel", run.id, command="flow")
+    assert "no such flow" in bench("show", "nobody", command="flow", code=1)
+    batch = bench.app.batch().enqueue()
+    for verb in ("show", "cancel"):
+        assert "is no flow" in bench(verb, batch.id, command="flow", code=1)
 
 
 def status(total: int, **counts: Any) -> BatchStatus:

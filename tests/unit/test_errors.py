@@ -22,6 +22,8 @@ from skep.errors import (
     EngineClosed,
     EngineError,
     EngineUnavailable,
+    FlowBroken,
+    FlowFailed,
     ForkedEngine,
     JobFailed,
     LeaseLost,
@@ -37,8 +39,10 @@ from skep.errors import (
     StorageFull,
     UnknownBatch,
     UnknownEngine,
+    UnknownFlow,
     UnknownTask,
     UnsafeStorage,
+    WaitsForever,
 )
 
 # One of each: the error, words of advice in its message, and its facts.
@@ -57,6 +61,10 @@ EXAMPLES: list[tuple[SkepError, str, dict[str, object]]] = [
     (QueueFull("mail", 10), "raise its cap", {"queue": "mail", "limit": 10}),
     (UnknownBatch("b"), "never opened", {"batch": "b"}),
     (BatchSealed("b"), "by emitting", {"batch": "b"}),
+    (FlowBroken("this batch is no flow"), "no flow", {}),
+    (FlowFailed("f", "dead", "total (dead)"), "ended as dead: total", {"flow": "f", "state": "dead"}),
+    (UnknownFlow("f"), "linger time is over", {"flow": "f"}),
+    (WaitsForever(), "give a timeout=", {}),
     (EngineError("no"), "no", {}),
     (UnknownEngine("x://", ["memory://", "sqlite://"]), "one of memory://, sqlite://", {"url": "x://"}),
     (EngineUnavailable("no answer"), "no answer", {}),

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from skep import App, Flow, FlowState, FlowStatus, Job, State, dead, each, fixed, fork, repeat, start
-from skep.errors import BadSetting, FlowBroken, FlowFailed, UnknownFlow
+from skep.errors import BadSetting, FlowBroken, FlowFailed, UnknownFlow, WaitsForever
 from skep.flow import FlowRun, shape
 from skep.flow.run import StepStatus
 from skep.loading import load_app
@@ -490,6 +490,45 @@ async def test_inner_parts_may_be_forgotten_before_their_flow(mill: Mill) -> Non
         status = await status_of(run)
         assert [str(step) for step in status.steps] == ["forgotten", "forgotten", "done", "done"]
         assert status.state is FlowState.SUCCESS
+
+
+# --- waiting -----------------------------------------------------------------------------
+
+
+async def test_a_job_cannot_wait_forever_for_another_one(mill: Mill) -> None:
+    """S0.46: with one slot that would be a deadlock; the same as a flow is none."""
+    app = mill.app
+    errors: list[BaseException] = []
+
+    @app.task(on_error=dead)
+    async def parent(job: Job) -> None:
+        waits = [
+            (await mill.square.aenqueue(1)).aresult(),
+            (await app.batch(mill.square.many([1]))).afinished(),
+            (await mill.square.step(1).aenqueue()).aresult(),
+        ]
+        for wait in waits:
+            with pytest.raises(WaitsForever) as error:
+                await wait
+            errors.append(error.value)
+        with pytest.raises(TimeoutError):
+            await (await mill.square.aenqueue(1)).aresult(timeout="10ms")
+
+    @app.task(on_error=dead)
+    def plain_parent() -> None:
+        with pytest.raises(WaitsForever) as error:
+            mill.square.enqueue(1).result()
+        errors.append(error.value)
+
+    async with app.test(slots=1) as t:
+        await parent.aenqueue()
+        await plain_parent.aenqueue()
+        run = await (mill.numbers.step(3) | each(mill.square.step()) | mill.total.step()).aenqueue()
+        await t.drain()
+        assert t.errors == []
+        assert await run.aresult() == 5
+    assert len(errors) == 4
+    assert "give a timeout=" in str(errors[0])
 
 
 # --- what cannot be ----------------------------------------------------------------------

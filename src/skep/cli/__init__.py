@@ -20,6 +20,7 @@ COMMANDS = {
     "dead": "skep.cli.shelves",
     "broken": "skep.cli.shelves",
     "batches": "skep.cli.batches",
+    "flow": "skep.cli.flow",
     "schedules": "skep.cli.schedules",
     "top": "skep.cli.top",
     "bench": "skep.cli.bench",

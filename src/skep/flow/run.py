@@ -15,7 +15,7 @@ from skep.duration import Duration, duration
 from skep.errors import FlowFailed, UnknownFlow
 from skep.flow import shape
 from skep.flow.course import Gather, gathered
-from skep.handle import FIRST_LOOK, LAST_LOOK
+from skep.handle import FIRST_LOOK, LAST_LOOK, seconds_to_wait
 from skep.job import State, derive_id
 from skep.operations import Batches
 from skep.producer import Producer
@@ -116,7 +116,7 @@ class FlowRun(Generic[Out_co]):
 
     async def aresult(self, timeout: Duration | None = None) -> Out_co:
         """What the last step returned, waited for.  `TimeoutError`, `FlowFailed` or `UnknownFlow`."""
-        seconds = None if timeout is None else duration(timeout).total_seconds()
+        seconds = seconds_to_wait(timeout)
         try:
             async with asyncio.timeout(seconds):
                 status = await self._ended()

@@ -31,12 +31,12 @@ from msgspec.structs import replace
 from skep import verdict, wire
 from skep.address import Address
 from skep.broker import Engine
-from skep.context import Job, current
+from skep.context import Job
 from skep.errors import EngineError
 from skep.job import Job as Envelope
 from skep.job import Lease, Progress, describe, storable
 from skep.registry import Registry
-from skep.signature import encode_value
+from skep.signature import current, encode_value
 from skep.task import Task
 from skep.worker.frames import (
     NOTHING,

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from skep import verdict, wire
 from skep.address import masked
 from skep.broker import LendsTransactions
-from skep.context import Job, Listener, current
+from skep.context import Job, Listener
 from skep.errors import (
     BadSetting,
     BrokenPayload,
@@ -47,7 +47,7 @@ from skep.job import (
 from skep.operations import Batches
 from skep.policy import MILLISECOND, TIMED_OUT, Policy, after_failure, after_success
 from skep.registry import Registry
-from skep.signature import Depends, Signature, encode_value
+from skep.signature import Depends, Signature, current, encode_value
 from skep.strategy import Delete, Repeat
 from skep.task import Task
 from skep.transaction import Transaction
@@ -73,7 +73,7 @@ class Attempt(Struct):
     transaction: Transaction | None = None
 
 
-class Unfit(SkepError):
+class Unfit(Exception):
     """What was gathered for a job does not fit its task."""
 
 
