@@ -40,6 +40,10 @@ class Servers:
 _servers = Servers()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run the fault tests at their full size: for hours")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if getattr(config.option, "numprocesses", None):  # the workers inherit what the controller started
         _servers.urls()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import time
@@ -24,23 +25,26 @@ class Line(NamedTuple):
 class Fleet:
     """Starts `skep worker` processes on one database, and ends them all."""
 
-    def __init__(self, folder: Path, app: str = "fault_tasks:app") -> None:
-        self.app = app
-        self.url = f"sqlite:///{folder}/jobs.db"
+    def __init__(
+        self, folder: Path, *, url: str | None = None, app: str = "fault_tasks:app", path: Path = HERE
+    ) -> None:
+        self.url = url or f"sqlite:///{folder}/jobs.db"
         self.ledger = folder / "ledger"
         self.workers: list[subprocess.Popen[str]] = []
+        self._app = app
         self._env = {
             **os.environ,
+            "SKEP_URL": self.url,
             "SKEP_TEST_URL": self.url,
             "SKEP_TEST_LEDGER": str(self.ledger),
-            "PYTHONPATH": str(HERE),
+            "PYTHONPATH": str(path),
         }
 
-    def start(self, *options: str) -> subprocess.Popen[str]:
+    def start(self, *options: str, quiet: bool = False) -> subprocess.Popen[str]:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "skep", "worker", self.app, *options],
+            [sys.executable, "-m", "skep", "worker", self._app, *options],
             env=self._env,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if quiet else subprocess.PIPE,
             text=True,
         )
         self.workers.append(worker)
@@ -60,6 +64,38 @@ class Fleet:
             if worker.poll() is None:
                 worker.kill()
             worker.communicate()
+
+
+class Killer:
+    """Kills one of the workers again and again while something is waited for, and starts another instead."""
+
+    def __init__(self, fleet: Fleet, *options: str, count: int, every: float) -> None:
+        self._fleet = fleet
+        self._options = options
+        self._every = every
+        self._random = random.Random(count)
+        self._alive = [fleet.start(*options, quiet=True) for _ in range(count)]
+        self._next = time.monotonic() + every
+        self.kills = 0
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 60) -> float:
+        """Until it is so; returns how long that took."""
+
+        def look() -> bool:
+            if time.monotonic() >= self._next:
+                self._kill_one()
+                self._next = time.monotonic() + self._every
+            return condition()
+
+        return wait_for(look, seconds)
+
+    def _kill_one(self) -> None:
+        victim = self._random.randrange(len(self._alive))
+        self._alive[victim].kill()
+        self._alive[victim].wait()
+        self._fleet.workers.remove(self._alive[victim])
+        self._alive[victim] = self._fleet.start(*self._options, quiet=True)
+        self.kills += 1
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 30) -> float:

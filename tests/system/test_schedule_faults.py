@@ -17,7 +17,7 @@ from .fleet import Fleet, wait_for
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Fleet:
-    return Fleet(tmp_path, "scheduled_tasks:app")
+    return Fleet(tmp_path, app="scheduled_tasks:app")
 
 
 def test_a_schedule_of_every_second_goes_on_while_workers_are_killed(fleet: Fleet) -> None:

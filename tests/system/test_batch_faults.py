@@ -1,0 +1,251 @@
+"""Batches and flows whose workers are killed all the time, on the engines that processes share.
+
+    pytest tests/system/test_batch_faults.py --full
+
+runs the rounds in full: 200 batches of 1,000 on four processes, and a map over 10,000.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from msgspec.structs import replace
+
+from skep import App, BatchState, Filter, State, each
+from skep.batch import callback_id
+from skep.batches import BatchHandle
+from skep.flow import FlowRun
+from skep.job import derive_id
+from skep.loading import load_app
+
+from .fleet import HERE, Fleet, Killer, wait_for
+
+EXAMPLES = HERE.parents[1] / "examples"
+OPTIONS = ("--lease", "1s", "--concurrency", "10")
+
+
+class Bars(NamedTuple):
+    """How much: a little in every run, all of it when that is asked for."""
+
+    rounds: int
+    size: int
+    elements: int
+    every: float
+    most_seconds: float
+
+
+@pytest.fixture
+def bars(request: pytest.FixtureRequest) -> Bars:
+    if request.config.getoption("--full"):
+        return Bars(rounds=200, size=1000, elements=10_000, every=0.5, most_seconds=3600)
+    return Bars(rounds=3, size=200, elements=300, every=1.0, most_seconds=90)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/jobs.db"
+    server: str = request.getfixturevalue("postgres_url")
+    schema: str = request.getfixturevalue("schema")
+    return f"{server}?schema={schema}"
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, url: str) -> Iterator[Fleet]:
+    fleet = Fleet(tmp_path, url=url, app="batch_tasks:app")
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture
+def app(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
+    monkeypatch.setenv("SKEP_TEST_URL", fleet.url)
+    monkeypatch.setenv("SKEP_TEST_LEDGER", str(fleet.ledger))
+    with loaded("batch_tasks", HERE, monkeypatch) as app:
+        yield app
+
+
+@contextmanager
+def loaded(module: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
+    """The app as the workers see it, on this test's engine."""
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    app = load_app(f"{module}:app")
+    assert isinstance(app, App)
+    yield app
+    app.close()
+    monkeypatch.delitem(sys.modules, module)
+
+
+@contextmanager
+def example(
+    module: str, folder: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Fleet, App]]:
+    fleet = Fleet(folder, url=url, app=f"{module}:app", path=EXAMPLES)
+    with loaded(module, EXAMPLES, monkeypatch) as app:
+        try:
+            yield fleet, app
+        finally:
+            fleet.close()
+
+
+def told(fleet: Fleet) -> tuple[dict[str, dict[int, float]], dict[str, float]]:
+    """When each member of each batch first came to its end, and when each callback first ran."""
+    ends: dict[str, dict[int, float]] = defaultdict(dict)
+    calls: dict[str, float] = {}
+    for line in fleet.ledger.read_text().splitlines():
+        what, batch, number, _, at = line.split()
+        if what == "end":
+            ends[batch].setdefault(int(number), float(at))
+        else:
+            calls.setdefault(batch, float(at))
+    return ends, calls
+
+
+@pytest.mark.timeout(3700)
+def test_every_batch_calls_back_once_and_after_its_last_member(fleet: Fleet, app: App, bars: Bars) -> None:
+    """F01, F42, S3.6, S3.7, S3.8, I11: four processes, one of them killed again and again."""
+    tasks = app.tasks
+    killer = Killer(fleet, *OPTIONS, count=4, every=bars.every)
+    took = []
+    batches = []
+    for _ in range(bars.rounds):
+        batch = app.batch(tasks["member"].many([()] * bars.size), callback=tasks["called"].job()).enqueue()
+        batches.append(batch.id)
+        callback = callback_id(batch.id, "finished")
+        took.append(killer.wait_for(lambda job=callback: is_done(app, job), bars.most_seconds))  # type: ignore[misc]
+    ends, calls = told(fleet)
+    assert sorted(calls) == sorted(batches)
+    for batch_id in batches:
+        assert len(ends[batch_id]) == bars.size
+        assert max(ends[batch_id].values()) <= calls[batch_id]
+        status = app.batches.get(batch_id)
+        assert status is not None
+        assert (status.state, status.done) == (BatchState.SUCCESS, bars.size)
+    called = app.jobs.find(Filter(task="called"), limit=bars.rounds + 10)
+    assert Counter(record.state for record in called) == {State.DONE: bars.rounds}
+    print(f"{bars.rounds} rounds of {bars.size} in {sum(took):.0f} s with {killer.kills} kills")
+
+
+def is_done(app: App, job_id: str) -> bool:
+    record = app.jobs.get(job_id)
+    return record is not None and record.state is State.DONE
+
+
+def test_members_that_end_within_a_millisecond_call_back_once(fleet: Fleet, app: App) -> None:
+    """F42, S3.6: a hundred batches of two, their members next to each other in two processes."""
+    members = app.tasks["member"]
+    handles = [
+        app.batch(members.many([(), ()]), callback=app.tasks["called"].job()).enqueue() for _ in range(100)
+    ]
+    for _ in range(2):
+        fleet.start("--concurrency", "1", quiet=True)
+    wait_for(lambda: len(app.jobs.find(Filter(task="called", state=State.DONE), limit=101)) == 100, 60)
+    ends, calls = told(fleet)
+    assert sorted(calls) == sorted(ends) == sorted(handle.id for handle in handles)
+    assert app.queues.counts()["default"].put == 300
+
+
+@pytest.mark.timeout(3700)
+def test_a_map_is_reduced_in_order_although_members_fail_and_workers_die(
+    fleet: Fleet, app: App, bars: Bars
+) -> None:
+    """S0.40, S0.41, S0.43."""
+    tasks = app.tasks
+    flow = tasks["numbers"].step(bars.elements) | each(tasks["square"].step()) | tasks["in_order"].step()
+    run = flow.enqueue()
+    killer = Killer(fleet, *OPTIONS, count=4, every=bars.every)
+    took = killer.wait_for(lambda: flow_has_ended(run), bars.most_seconds)
+    assert run.result(timeout="1s") == sum(n * n for n in range(bars.elements))
+    counts = app.queues.counts()["default"]
+    assert (counts.put, counts.total) == (bars.elements + 2, 0)
+    print(f"map {bars.elements} and reduce in {took:.1f} s with {killer.kills} kills")
+
+
+def flow_has_ended(run: FlowRun[object]) -> bool:
+    status = run.status()
+    return status is not None and status.state != "in-progress"
+
+
+# --- the examples ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_the_flow_example_survives_kills_at_random_points(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S0.40, S0.41."""
+    monkeypatch.setenv("SKEP_URL", url)
+    with example("star_map", tmp_path, url, monkeypatch) as (fleet, app):
+        for task in app.tasks.values():
+            task.options = replace(task.options, max_crashes=1000)  # they are not to blame
+        runs = [sys.modules["star_map"].sum_of_squares(count).enqueue() for count in (0, 1, 30, 60)]
+        Killer(fleet, *OPTIONS, count=2, every=0.7).wait_for(lambda: all(map(flow_has_ended, runs)), 90)
+        assert [run.result(timeout="1s") for run in runs] == [0, 1, 9455, 73810]
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_reduce_by_messages_alone_survives_kills_at_random_points(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S0.39, S0.42: the right sum, reported once."""
+    monkeypatch.setenv("SKEP_URL", url)
+    with example("star_map_messages", tmp_path, url, monkeypatch) as (fleet, app):
+        reports = [sys.modules["star_map_messages"].sum_of_squares(count) for count in (1, 20, 30)]
+        killer = Killer(fleet, *OPTIONS, count=2, every=1.0)
+        killer.wait_for(lambda: all(is_done(app, report) for report in reports), 90)
+        results = [record.result for report in reports if (record := app.jobs.get(report))]
+        assert results == [b"1", b"2870", b"9455"]
+        assert len(app.jobs.find(Filter(task="messages.report"))) == len(reports)
+
+
+# --- producers that die ------------------------------------------------------------------
+
+PRODUCER = """
+import asyncio, sys
+sys.path.insert(0, {here!r})
+from batch_tasks import app, called, member
+
+async def main():
+    async with app.batch(callback=called, batch_id={batch!r}, open_for="2s") as b:
+        for n in range(10_000_000):
+            await b.add(member)
+
+asyncio.run(main())
+"""
+
+
+def test_a_producer_that_is_killed_leaves_an_open_batch_that_expires(fleet: Fleet, app: App) -> None:
+    """S3.2, S3.17: its members run, nobody is called, and it is forgotten."""
+    batch_id = derive_id("a batch", random.random())
+    handle = BatchHandle(app, batch_id)
+    env = {**os.environ, "SKEP_TEST_URL": fleet.url, "SKEP_TEST_LEDGER": str(fleet.ledger)}
+    code = PRODUCER.format(here=str(HERE), batch=batch_id)
+    producer = subprocess.Popen([sys.executable, "-c", code], env=env)
+    wait_for(lambda: (status := handle.status()) is not None and status.total >= 3000)
+    producer.send_signal(signal.SIGKILL)
+    producer.wait()
+    status = handle.status()
+    assert status is not None
+    assert (status.state, status.sealed, status.total % 1000) == (BatchState.OPEN, False, 0)
+    fleet.start(quiet=True)
+    wait_for(lambda: handle.status() is None)
+    wait_for(lambda: app.queues.counts()["default"].total == 0, 60)
+    ends, calls = told(fleet)
+    assert (len(ends[batch_id]), calls) == (status.total, {})
+    assert asyncio.run(gone(app, batch_id))
+
+
+async def gone(app: App, batch_id: str) -> bool:
+    return [each async for each in app.batches.amembers(batch_id)] == []
