@@ -139,6 +139,8 @@ def test_the_plugin_is_declared() -> None:
     ("name", "expected"),
     [
         ("testing.md", ["pyproject.toml", "shop.py", "test_shop.py", "test_shop_with_pytest.py"]),
+        ("batches.md", ["gallery.py", "test_gallery.py"]),
+        ("flows.md", ["pages.py", "test_pages.py"]),
         ("schedules.md", ["accounts.py", "feeds.py", "shop.py", "test_shop.py"]),
     ],
 )
@@ -156,4 +158,4 @@ def test_a_page_with_examples_works_as_written(
     assert sorted(files) == expected
     tests = sum(text.count("def test_") for text in files.values())
     run(pytester, mode="auto").assert_outcomes(passed=tests)
-    assert not (pytester.path / "shop.db").exists()
+    assert not list(pytester.path.glob("*.db"))
