@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -37,7 +38,7 @@ class Fleet:
             "SKEP_URL": self.url,
             "SKEP_TEST_URL": self.url,
             "SKEP_TEST_LEDGER": str(self.ledger),
-            "PYTHONPATH": str(path),
+            "PYTHONPATH": os.pathsep.join([str(path), *filter(None, [os.environ.get("PYTHONPATH")])]),
         }
 
     def start(self, *options: str, quiet: bool = False) -> subprocess.Popen[str]:
@@ -49,6 +50,19 @@ class Fleet:
         )
         self.workers.append(worker)
         return worker
+
+    def start_nursery(self, count: int) -> Callable[[], list[int]]:
+        """So many workers that are replaced at once; returns what tells their process ids."""
+        nursery = subprocess.Popen(
+            [sys.executable, str(HERE / "nursery.py"), self._app, str(count)],
+            env=self._env,
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.workers.append(nursery)
+        children = Path(f"/proc/{nursery.pid}/task/{nursery.pid}/children")
+        return lambda: [int(pid) for pid in children.read_text().split()]
 
     def lines(self) -> Iterator[Line]:
         if self.ledger.exists():
@@ -67,14 +81,12 @@ class Fleet:
 
 
 class Killer:
-    """Kills one of the workers again and again while something is waited for, and starts another instead."""
+    """Kills a worker again and again while something is waited for; who replaces it is not its business."""
 
-    def __init__(self, fleet: Fleet, *options: str, count: int, every: float) -> None:
-        self._fleet = fleet
-        self._options = options
+    def __init__(self, pids: Callable[[], list[int]], *, every: float) -> None:
+        self._pids = pids
         self._every = every
-        self._random = random.Random(count)
-        self._alive = [fleet.start(*options, quiet=True) for _ in range(count)]
+        self._random = random.Random(42)
         self._next = time.monotonic() + every
         self.kills = 0
 
@@ -90,12 +102,9 @@ class Killer:
         return wait_for(look, seconds)
 
     def _kill_one(self) -> None:
-        victim = self._random.randrange(len(self._alive))
-        self._alive[victim].kill()
-        self._alive[victim].wait()
-        self._fleet.workers.remove(self._alive[victim])
-        self._alive[victim] = self._fleet.start(*self._options, quiet=True)
-        self.kills += 1
+        if pids := self._pids():
+            os.kill(self._random.choice(pids), signal.SIGKILL)
+            self.kills += 1
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 30) -> float:

@@ -32,7 +32,7 @@ from skep.loading import load_app
 from .fleet import HERE, Fleet, Killer, wait_for
 
 EXAMPLES = HERE.parents[1] / "examples"
-OPTIONS = ("--lease", "1s", "--concurrency", "10")
+KILL_EVERY = 0.5  # seconds
 
 
 class Bars(NamedTuple):
@@ -41,15 +41,14 @@ class Bars(NamedTuple):
     rounds: int
     size: int
     elements: int
-    every: float
     most_seconds: float
 
 
 @pytest.fixture
 def bars(request: pytest.FixtureRequest) -> Bars:
     if request.config.getoption("--full"):
-        return Bars(rounds=200, size=1000, elements=10_000, every=0.5, most_seconds=3600)
-    return Bars(rounds=3, size=200, elements=300, every=1.0, most_seconds=90)
+        return Bars(rounds=200, size=1000, elements=10_000, most_seconds=3600)
+    return Bars(rounds=5, size=200, elements=1000, most_seconds=90)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -115,9 +114,9 @@ def told(fleet: Fleet) -> tuple[dict[str, dict[int, float]], dict[str, float]]:
 
 @pytest.mark.timeout(3700)
 def test_every_batch_calls_back_once_and_after_its_last_member(fleet: Fleet, app: App, bars: Bars) -> None:
-    """F01, F42, S3.6, S3.7, S3.8, I11: four processes, one of them killed again and again."""
+    """F01, F42, S3.6, S3.7, S3.8, I11: four processes, one of them killed every half second."""
     tasks = app.tasks
-    killer = Killer(fleet, *OPTIONS, count=4, every=bars.every)
+    killer = Killer(fleet.start_nursery(4), every=KILL_EVERY)
     took = []
     batches = []
     for _ in range(bars.rounds):
@@ -135,6 +134,7 @@ def test_every_batch_calls_back_once_and_after_its_last_member(fleet: Fleet, app
         assert (status.state, status.done) == (BatchState.SUCCESS, bars.size)
     called = app.jobs.find(Filter(task="called"), limit=bars.rounds + 10)
     assert Counter(record.state for record in called) == {State.DONE: bars.rounds}
+    assert killer.kills
     print(f"{bars.rounds} rounds of {bars.size} in {sum(took):.0f} s with {killer.kills} kills")
 
 
@@ -165,11 +165,12 @@ def test_a_map_is_reduced_in_order_although_members_fail_and_workers_die(
     tasks = app.tasks
     flow = tasks["numbers"].step(bars.elements) | each(tasks["square"].step()) | tasks["in_order"].step()
     run = flow.enqueue()
-    killer = Killer(fleet, *OPTIONS, count=4, every=bars.every)
+    killer = Killer(fleet.start_nursery(4), every=KILL_EVERY)
     took = killer.wait_for(lambda: flow_has_ended(run), bars.most_seconds)
     assert run.result(timeout="1s") == sum(n * n for n in range(bars.elements))
     counts = app.queues.counts()["default"]
     assert (counts.put, counts.total) == (bars.elements + 2, 0)
+    assert killer.kills
     print(f"map {bars.elements} and reduce in {took:.1f} s with {killer.kills} kills")
 
 
@@ -191,7 +192,9 @@ def test_the_flow_example_survives_kills_at_random_points(
         for task in app.tasks.values():
             task.options = replace(task.options, max_crashes=1000)  # they are not to blame
         runs = [sys.modules["star_map"].sum_of_squares(count).enqueue() for count in (0, 1, 30, 60)]
-        Killer(fleet, *OPTIONS, count=2, every=0.7).wait_for(lambda: all(map(flow_has_ended, runs)), 90)
+        killer = Killer(fleet.start_nursery(3), every=0.2)
+        killer.wait_for(lambda: all(map(flow_has_ended, runs)), 90)
+        assert killer.kills
         assert [run.result(timeout="1s") for run in runs] == [0, 1, 9455, 73810]
 
 
@@ -203,8 +206,9 @@ def test_reduce_by_messages_alone_survives_kills_at_random_points(
     monkeypatch.setenv("SKEP_URL", url)
     with example("star_map_messages", tmp_path, url, monkeypatch) as (fleet, app):
         reports = [sys.modules["star_map_messages"].sum_of_squares(count) for count in (1, 20, 30)]
-        killer = Killer(fleet, *OPTIONS, count=2, every=1.0)
+        killer = Killer(fleet.start_nursery(2), every=0.3)
         killer.wait_for(lambda: all(is_done(app, report) for report in reports), 90)
+        assert killer.kills
         results = [record.result for report in reports if (record := app.jobs.get(report))]
         assert results == [b"1", b"2870", b"9455"]
         assert len(app.jobs.find(Filter(task="messages.report"))) == len(reports)
