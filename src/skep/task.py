@@ -129,10 +129,6 @@ class Call(Generic[P, R_co]):
         if using.timeout is not UNSET:
             check_timeout(task.function, replace(task.options, timeout_ms=milliseconds(using.timeout)))
 
-    @property
-    def name(self) -> str:
-        return self._task.name
-
     def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """The job that `enqueue` would put."""
         return self._task.make_job(args, kwargs, self._fields)

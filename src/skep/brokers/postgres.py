@@ -307,8 +307,8 @@ class PostgresBroker:
             {
                 "installation": self._installation,
                 "at": self._at(),
-                "drafts": [_draft(job, wire.encode(job)) for job in jobs],
-                "plain": batch is None and len(jobs) > FEW and all(map(_is_plain, jobs)),
+                "drafts": [_draft(job) for job in jobs],
+                "facts": self._facts_of_call(jobs),
                 "told": caller.tells,
                 "token": token,
                 "batch": None if batch is None else _batch_draft(batch),
@@ -317,6 +317,12 @@ class PostgresBroker:
                 "cancelled_us": self._keeps[1],
             }
         )
+
+    def _facts_of_call(self, jobs: Sequence[Job]) -> dict[str, object] | None:
+        """A few jobs go one by one: in a session that has not put before, planning for sets costs more."""
+        if len(jobs) <= FEW:
+            return {**_facts_of_all(jobs), "alike": True}
+        return None if all(map(_is_plain, jobs)) else _facts_of_all(jobs)
 
     def _put_by(self, caller: Caller, jobs: Sequence[Job], rows: Sequence[Row]) -> list[Receipt]:
         receipts = _receipts(jobs, rows)

@@ -39,22 +39,16 @@ BEGIN
     IF NOT (c->>'told')::boolean THEN
         INSERT INTO unannounced SELECT DISTINCT j->>'queue' FROM jsonb_array_elements(d) AS j;
     END IF;
-    IF (c->>'plain')::boolean THEN
-        RETURN QUERY SELECT p.n, p.there FROM put(
-            (c->>'at')::bigint,
-            ARRAY(SELECT j->>'id' FROM jsonb_array_elements(d) AS j),
-            ARRAY(SELECT j->>'task' FROM jsonb_array_elements(d) AS j),
-            ARRAY(SELECT j->>'queue' FROM jsonb_array_elements(d) AS j),
-            ARRAY(SELECT (j->>'priority')::smallint FROM jsonb_array_elements(d) AS j),
-            ARRAY(SELECT (j->>'max_crashes')::smallint FROM jsonb_array_elements(d) AS j),
-            ARRAY(SELECT decode(j->>'body', 'base64') FROM jsonb_array_elements(d) AS j),
-            NULL, c->>'token', NULL, false, (c->>'dead_us')::bigint, (c->>'cancelled_us')::bigint) AS p;
-    ELSE
-        RETURN QUERY SELECT p.n, p.there FROM put(
-            (c->>'at')::bigint, ARRAY(SELECT j->>'id' FROM jsonb_array_elements(d) AS j), NULL, NULL, NULL, NULL, NULL,
-            d, c->>'token', nullif(c->'batch', 'null'), (c->>'seal')::boolean,
-            (c->>'dead_us')::bigint, (c->>'cancelled_us')::bigint) AS p;
-    END IF;
+    RETURN QUERY SELECT p.n, p.there FROM put(
+        (c->>'at')::bigint,
+        ARRAY(SELECT j->>'id' FROM jsonb_array_elements(d) AS j),
+        ARRAY(SELECT j->>'task' FROM jsonb_array_elements(d) AS j),
+        ARRAY(SELECT j->>'queue' FROM jsonb_array_elements(d) AS j),
+        ARRAY(SELECT (j->>'priority')::smallint FROM jsonb_array_elements(d) AS j),
+        ARRAY(SELECT (j->>'max_crashes')::smallint FROM jsonb_array_elements(d) AS j),
+        ARRAY(SELECT decode(j->>'body', 'base64') FROM jsonb_array_elements(d) AS j),
+        nullif(c->'facts', 'null'), c->>'token', nullif(c->'batch', 'null'), (c->>'seal')::boolean,
+        (c->>'dead_us')::bigint, (c->>'cancelled_us')::bigint) AS p;
 END $$;
 
 -- Settle one lease in a transaction that a job has written in; false if it is lost.
