@@ -85,8 +85,27 @@ async def fill(url: str, schema: str, count: int, **facts: str) -> PostgresBroke
     return engine
 
 
+WAITING = """
+INSERT INTO bench.ready (
+    seq, pos, put_us, due_us, rank, max_crashes, attempts, failures, crashes, queue, id, task, body, member)
+SELECT seq, seq, put_us, due_us, rank, max_crashes, 0, 0, 0, queue, id || '-' || seq, task, body, 0
+  FROM (SELECT nextval('bench.back') AS seq, r.*
+          FROM (SELECT put_us, due_us, rank, max_crashes, queue, id, task, body
+                  FROM bench.ready LIMIT 1) AS r, generate_series(1, $1::int)) AS copies
+"""
+
+
+async def stuff(url: str, count: int) -> None:
+    """Have that many more wait behind those that do: copies of one, since putting a million takes long."""
+    connection = await asyncpg.connect(url)
+    await connection.execute(WAITING, count, timeout=600)
+    await connection.close()
+
+
 async def engine_loop(url: str, jobs: int, backlog: int, *, exchange: bool) -> float:
-    engine = await fill(url, "bench", jobs + backlog)
+    engine = await fill(url, "bench", jobs)
+    if backlog:
+        await stuff(url, backlog)
     wants = {"default": BUNDLE}
     began, done = time.perf_counter(), 0
     leases = await engine.lease(wants, span=SPAN, holder="bench")

@@ -156,12 +156,16 @@ BEGIN
     END IF;
 END $$;
 
--- Break everything out: rules count jobs one by one.
-CREATE FUNCTION break_out_all() RETURNS void LANGUAGE plpgsql AS $$
+-- Break out what limits count: they look at jobs one by one.
+CREATE FUNCTION break_out_limited() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     c bigint;
 BEGIN
-    FOR c IN SELECT number FROM chunk ORDER BY number FOR UPDATE LOOP
+    FOR c IN
+        SELECT number FROM chunk
+         WHERE EXISTS (SELECT FROM rule WHERE kind = 'limit' AND (scope <> 'queue' OR name = chunk.queue))
+         ORDER BY number FOR UPDATE
+    LOOP
         PERFORM break_out(c);
     END LOOP;
 END $$;
@@ -928,7 +932,7 @@ DECLARE
     fences bigint[] := '{}';
 BEGIN
     PERFORM FROM rule WHERE kind = 'limit' ORDER BY scope, name FOR UPDATE;
-    PERFORM break_out_all();
+    PERFORM break_out_limited();
     WHILE want > 0 LOOP
         -- Where one that was let go is not taken after all, the next of those held must stand before we go on.
         IF look_again THEN
@@ -1119,7 +1123,7 @@ CREATE FUNCTION put(
     at bigint, ids text[], tasks text[], queues text[], priorities smallint[], max_crashes smallint[], bodies bytea[],
     facts jsonb, new_token text, new_batch jsonb, seal_it boolean, dead_us bigint, cancelled_us bigint
 ) RETURNS TABLE (n integer, there text) LANGUAGE plpgsql SET search_path FROM CURRENT
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     t terms := (moment(at), dead_us, cancelled_us);
@@ -1175,7 +1179,7 @@ $$;
 CREATE FUNCTION exchange(
     at bigint, fences bigint[], ids text[], outcomes text[], queues text[], wants integer[], from_ranks smallint[],
     from_places bigint[], most integer, span_us bigint, who text, dead_us bigint, cancelled_us bigint
-) RETURNS SETOF leased LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
+) RETURNS SETOF leased LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     t terms := (moment(at), dead_us, cancelled_us);
     answer leased;
@@ -1211,7 +1215,7 @@ END $$;
 -- ends and whether they should stop.
 CREATE FUNCTION renew(at bigint, fences bigint[], ids text[], span_us bigint)
 RETURNS TABLE (n integer, new_end bigint, asked boolean)
-LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
+LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     now_us bigint := moment(at);
 BEGIN
@@ -1529,7 +1533,7 @@ CREATE FUNCTION find(
     at bigint, after bigint, of_queue text, of_task text, of_batch text, of_state text, of_reason text,
     is_scheduled boolean, most integer
 ) RETURNS SETOF every_job LANGUAGE plpgsql STABLE SET search_path FROM CURRENT
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     now_us bigint := moment(at);
     waits boolean := coalesce(of_state = 'ready', true) AND of_reason IS NULL;
