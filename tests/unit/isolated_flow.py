@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 
-from skep import App
+from skep import App, BatchReport, Job, archive, fixed, repeat
 
-app = App("memory://")
-HERE = os.getpid()
+app = App(os.environ.get("ISOLATED_FLOW_URL", "memory://"))
 
 
 @app.task(name="spread")
@@ -23,3 +22,34 @@ def double_apart(n: int) -> int:
 @app.task(name="add_apart", isolate="process")
 async def add_apart(ns: list[int], more: int) -> int:
     return sum(ns) + more
+
+
+@app.task(name="report_apart", isolate="process", result_ttl="1h")
+def report_apart(report: BatchReport) -> str:
+    return f"{report.state}: {report.done} of {report.total}"
+
+
+@app.task(name="emitted", on_success=archive)
+async def emitted(n: int) -> None: ...
+
+
+def emit_twice_and_fail_once(job: Job) -> None:
+    job.emit(emitted, 1)
+    if job.attempt == 1:
+        raise ValueError("what was emitted is not put")
+    job.emit(emitted, 2)
+
+
+@app.task(name="emit_async", on_success=archive, on_error=repeat(1, fixed(0)))
+async def emit_async(job: Job) -> None:
+    emit_twice_and_fail_once(job)
+
+
+@app.task(name="emit_thread", on_success=archive, on_error=repeat(1, fixed(0)))
+def emit_thread(job: Job) -> None:
+    emit_twice_and_fail_once(job)
+
+
+@app.task(name="emit_process", on_success=archive, on_error=repeat(1, fixed(0)), isolate="process")
+def emit_process(job: Job) -> None:
+    emit_twice_and_fail_once(job)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +32,9 @@ from skep.broker import Receipt
 from skep.brokers.memory import MemoryBroker
 from skep.errors import BadName, BadSetting, BatchSealed, OutcomeUnknown, UnknownBatch
 from skep.job import Job as Envelope
+from skep.job import derive_id
+from skep.loading import load_app
+from skep.worker import Mode, Settings, Worker
 
 
 class Shop:
@@ -680,6 +685,73 @@ async def test_batches_are_listed(shop: Shop) -> None:
     [last] = await shop.app.batches.afind(after=listed[-1].id)
     assert last.id == max(batch.id for batch in made)
     assert len(await shop.app.jobs.afind(Filter(batch=last.id))) == 1
+
+
+async def test_being_a_member_takes_no_call_more(shop: Shop) -> None:
+    """S3.14: nothing is asked before a member runs, and its batch steps in the call that settles it."""
+    calls: dict[str, Counter[str]] = {}
+    for kind in ("plain", "member"):
+        async with shop.app.test() as t:
+            counted = calls[kind] = Counter()
+            if kind == "plain":
+                await shop.square.many(range(100)).aenqueue()
+            else:
+                await shop.app.batch(shop.square.many(range(100)))
+            count_calls(t.engine, counted)
+            await t.drain()
+    assert calls["member"] == calls["plain"]
+    assert calls["plain"]["exchange"]
+
+
+def count_calls(engine: Any, counted: Counter[str]) -> None:
+    def counting(name: str, real: Any) -> Any:
+        def call(*args: Any, **said: Any) -> Any:
+            counted[name] += 1
+            return real(*args, **said)
+
+        return call
+
+    for name in ("lease", "settle", "exchange", "get", "batch", "members", "put", "note"):
+        setattr(engine, name, counting(name, getattr(engine, name)))
+
+
+def isolated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> App:
+    """An app that child processes can make again, with an engine that they can reach."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setenv("ISOLATED_FLOW_URL", f"sqlite:///{folder}/jobs.db")
+    monkeypatch.delitem(sys.modules, "isolated_flow", raising=False)  # and back again after this test
+    app = load_app("isolated_flow:app")
+    assert isinstance(app, App)
+    return app
+
+
+@pytest.mark.parametrize("how", ["async", "thread", "process"])
+async def test_what_a_task_emits_is_put_when_it_is_done_and_only_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """S0.39, T4: wherever it runs; with ids that follow from its own, so a second run makes no second job."""
+    app = isolated(tmp_path, monkeypatch)
+    handle = await app.tasks[f"emit_{how}"].aenqueue()
+    await Worker(app, Settings(mode=Mode.UNTIL_EMPTY)).run()
+    record = await handle.astatus()
+    assert record is not None
+    assert (record.state, record.attempts) == (State.DONE, 2)
+    found = await app.jobs.afind(Filter(task="emitted"))
+    assert [each.id for each in found] == [derive_id(handle.id, "emit", n) for n in range(2)]
+    assert [each.state for each in found] == [State.DONE] * 2
+    await app.aclose()
+
+
+async def test_a_callback_in_a_child_process_gets_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = isolated(tmp_path, monkeypatch)
+    batch = await app.batch(app.tasks["double_apart"].many([1, 2]), callback=app.tasks["report_apart"].job())
+    await Worker(app, Settings(mode=Mode.UNTIL_EMPTY)).run()
+    record = await app.jobs.aget(callback_id(batch.id, "finished"))
+    assert record is not None
+    assert record.result == b'"success: 2 of 2"'
+    await app.aclose()
 
 
 async def test_a_hundred_batches_of_two_call_back_a_hundred_times(shop: Shop) -> None:

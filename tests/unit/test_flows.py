@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, assume, given, settings, strategies
+from msgspec import Struct
 
 from skep import App, Flow, FlowState, FlowStatus, Job, State, dead, each, fixed, fork, repeat, start
 from skep.errors import BadSetting, FlowBroken, FlowFailed, UnknownFlow, WaitsForever
@@ -361,6 +364,65 @@ async def test_a_flow_goes_on_after_a_crash_at_any_step(mill: Mill, during: str)
         put = Counter(record.task for record in t.jobs())
         assert put == {"numbers": 1, "square": 8, "total": 1, "text": 4}
         assert {record.task for record in t.jobs() if record.crashes} == {during}
+
+
+class Crooked(Struct):
+    """A flow of any shape, what it gives, and where its worker is killed on the way."""
+
+    flow: Any
+    value: Any
+    kills: list[str]
+
+
+@strategies.composite
+def crooked_flows(draw: strategies.DrawFn, mill: Mill = Mill()) -> Crooked:  # noqa: B008
+    count = draw(strategies.integers(0, 4))
+    flow, value = mill.numbers.step(count), list(range(count))
+    for kind in draw(strategies.lists(strategies.sampled_from(["each", "fork", "chain"]), max_size=4)):
+        plus = draw(strategies.integers(0, 9))
+        match kind:
+            case "each":
+                length = draw(strategies.integers(1, 2))
+                inner = mill.square.step(plus=plus)
+                for _ in range(length - 1):
+                    inner = inner | mill.square.step(plus=plus)
+                flow = flow | each(untyped(inner)) | mill.parts.step()
+                for _ in range(length):
+                    assume(13 not in value)
+                    value = [n * n + plus for n in value]
+            case "fork":
+                flow = flow | untyped(fork(mill.total.step(), mill.total.step() | mill.square.step()))
+                flow = flow | mill.parts.step()
+                assume(sum(value) != 13)
+                value = [sum(value), sum(value) ** 2]
+            case "chain":
+                flow = flow | mill.total.step() | mill.numbers.step()
+                value = list(range(sum(value)))
+        assume(len(value) < 20 and all(n < 10**9 for n in value))
+    victims = strategies.sampled_from(["numbers", "square", "total", "parts"])
+    kills = draw(strategies.lists(victims, max_size=3))
+    return Crooked((mill, flow), value, kills)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@given(crooked=crooked_flows())
+def test_a_flow_of_any_shape_gives_what_its_functions_give(crooked: Crooked) -> None:
+    """S0.40, S0.43: whoever is killed on the way, and every step is put once."""
+    mill, flow = crooked.flow
+
+    async def play() -> None:
+        async with mill.app.test() as t:
+            run = await flow.aenqueue()
+            for task in crooked.kills:
+                with suppress(AssertionError):  # there may be none to kill just now
+                    await t.kill_worker(during=task)
+            await t.advance("2m")
+            assert await run.aresult("1s") == crooked.value
+            put = len(t.jobs())
+            steps = (await status_of(run)).steps
+            assert put == sum(step.total for step in steps)
+
+    asyncio.run(play())
 
 
 async def test_a_late_outcome_of_a_step_puts_nothing_a_second_time(mill: Mill) -> None:

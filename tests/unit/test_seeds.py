@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from skep import App, Filter, Job, State, cron, dead, exponential, repeat
+from skep.batch import Batch
+from skep.batches import plan_batch
 from skep.policy import Policy
 from skep.testing.make import a_job
 from skep.worker import Lane, Mode, Settings, Worker
@@ -159,6 +161,10 @@ def test_the_table_of_defaults_is_that_of_the_code(app: App) -> None:
     assert _said("on_error") == '`repeat(5, exponential("2s", cap="10m")).then(dead)`'
     assert policy.on_timeout == repeat(2, exponential("2s", cap="10m")).then(dead)
     assert _said("on_timeout") == '`repeat(2, exponential("2s", cap="10m")).then(dead)`'
+    batch = plan_batch().batch
+    assert batch == Batch(id=batch.id)
+    assert _said("linger") == f"{batch.linger_ms / 86_400_000:g} d"
+    assert _said("open_for") == f"{batch.open_for_ms / 86_400_000:g} d"
     plan = cron("@daily")
     assert _said("tz") == '"UTC"'
     assert _said("misfire") == f'"{plan.misfire.value}"'

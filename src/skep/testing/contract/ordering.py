@@ -144,7 +144,7 @@ class Ordering:
     async def test_jobs_that_became_due_join_the_back_in_the_order_of_their_times(
         self, engine: Engine, clock: FakeClock
     ) -> None:
-        """T2, I15, S0.11."""
+        """T2, I15, S0.11, S3.29."""
         late = await put_one(engine, delay_ms=2000)
         soon = await put_one(engine, delay_ms=1000)
         waiting = await put_one(engine)
@@ -205,7 +205,7 @@ class Ordering:
     async def test_retries_and_snoozes_with_a_delay_join_the_back_when_they_are_due(
         self, engine: Engine, clock: FakeClock
     ) -> None:
-        """T5, T7, I15."""
+        """T5, T7, I15, S3.28: as other scheduled jobs do."""
         retried, snoozed, waiting = await put_some(engine, 3)
         first, second = await take(engine, limit=2)
         await engine.settle(

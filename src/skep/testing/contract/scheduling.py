@@ -55,7 +55,7 @@ class Scheduling:
         assert await order(engine) == [job.id]
 
     async def test_a_moment_that_has_passed_is_now(self, engine: Engine, clock: FakeClock) -> None:
-        """T1, T2, I15."""
+        """T1, T2, I15, S3.29."""
         waiting = await put_one(engine)
         overdue = await put_one(engine, due_at=clock.now - YEAR)
 
