@@ -501,7 +501,7 @@ class PostgresBroker:
         found: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for queue, what, n in await self._read("queues", self._at()):
             found[queue][what] += n
-        return {queue: Counts(**found[queue]) for queue in sorted(found) if "put" in found[queue]}
+        return {queue: _counts(found[queue]) for queue in sorted(found) if "put" in found[queue]}
 
     async def get(self, job_id: str) -> Record | None:
         for row in await self._read("get", job_id):
@@ -659,6 +659,14 @@ def _is_plain(job: Job) -> bool:
         or job.expires_at is not None
         or job.expires_in_ms is not None
     )
+
+
+def _counts(found: Counter[str]) -> Counts:
+    """Those in line are what is left of all that were put, so that nobody has to count them (I8)."""
+    elsewhere = found["scheduled"] + found["held"] + found["running"]
+    ended = found["done"] + found["dead"] + found["cancelled"]
+    del found["due"]  # they are as good as in line
+    return Counts(**found, ready=found["put"] - found["deleted"] - elsewhere - ended)
 
 
 def _facts_of_all(jobs: Sequence[Job]) -> dict[str, object]:

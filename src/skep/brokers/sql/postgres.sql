@@ -64,9 +64,9 @@ SELECT name, setting FROM pg_catalog.pg_settings
                 'default_transaction_isolation');
 
 -- name: queues
-SELECT queue, 'ready' AS what, count(*) AS n FROM skep.ready GROUP BY queue
-UNION ALL
-SELECT queue, CASE WHEN due_us <= skep.moment($1) THEN 'ready' ELSE 'scheduled' END, count(*) FROM skep.scheduled GROUP BY 1, 2
+-- All but those in line, of which there may be millions: they are what is left of those that were put.
+SELECT queue, CASE WHEN due_us <= skep.moment($1) THEN 'due' ELSE 'scheduled' END AS what, count(*) AS n
+  FROM skep.scheduled GROUP BY 1, 2
 UNION ALL
 SELECT queue, 'held', count(*) FROM skep.held GROUP BY queue
 UNION ALL
