@@ -344,18 +344,16 @@ class Task(Generic[P, R_co]):
 
     def job_with(self, args: Raw, kwargs: Raw, fields: dict[str, Any]) -> Job:
         options = self.options
-        return Job(
-            **{
-                "id": new_id(),
-                "task": options.name,
-                "queue": options.queue,
-                "priority": options.priority,
-                "max_crashes": options.max_crashes,
-                **fields,
-            },
+        job = Job(
+            id=fields["id"] if "id" in fields else new_id(),
+            task=options.name,
+            queue=options.queue,
+            priority=options.priority,
+            max_crashes=options.max_crashes,
             args=args,
             kwargs=kwargs,
         )
+        return replace(job, **fields) if fields else job
 
     def handle(self, receipt: Receipt) -> Handle[R_co]:
         return Handle(self.producer, receipt.id, self._result_decoder, created=receipt.created)

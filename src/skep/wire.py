@@ -128,7 +128,7 @@ def check_limits(body: bytes, limits: Limits = LIMITS) -> None:
         _scan(body, limits)
     if not body.isascii():
         _check_text(body)
-    if b"\\u" in body and _SURROGATE.search(body):
+    if b"\\" in body and _SURROGATE.search(body):
         decode_args(body)  # when encoding, nobody else looks into the arguments
 
 

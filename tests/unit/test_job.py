@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -33,6 +35,32 @@ def test_a_new_id_tells_the_time_so_that_ids_sort_by_it(monkeypatch: pytest.Monk
 
 def test_new_ids_differ() -> None:
     assert len({new_id() for _ in range(10_000)}) == 10_000
+
+
+def test_new_ids_of_one_thread_ascend() -> None:
+    """Also within a millisecond: so jobs that are put together stand together in every index."""
+    ids = [new_id() for _ in range(10_000)]
+    assert ids == sorted(ids)
+
+
+def test_threads_do_not_draw_the_same_ids() -> None:
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: [new_id() for _ in range(2_000)], range(8)))
+    assert len({one for ids in found for one in ids}) == 16_000
+
+
+def test_a_fork_does_not_go_on_with_the_ids_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within one millisecond, of which the test makes a long one."""
+    monkeypatch.setattr(time, "time_ns", lambda: 10**18)
+    new_id()
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(write, new_id().encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 100).decode() != new_id()
+    os.close(read)
+    os.close(write)
 
 
 def test_a_derived_id_is_the_same_for_ever() -> None:
