@@ -1,0 +1,214 @@
+"""What is measured of each peer, step by step.  Each step begins with an empty storage."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from harness.environments import Environment
+from harness.process import Adapter, Event, StepFailed, ask
+from harness.statistics import percentile
+from harness.storage import Storage
+
+Facts = dict[str, float]
+
+WARM = 20  # jobs before the latency counts
+PAUSE = (0.01, 0.03)  # seconds between two jobs of the latency step
+STALLED = 30.0  # seconds without progress after which a drain has failed
+LINGER = 2.0  # seconds to look for second runs when all jobs have finished
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    jobs: int = 20_000
+    backlog: int = 0
+    seconds: float = 10.0  # for which a peer may send, load or drain; the slow ones do fewer jobs
+    send_jobs: int = 2_000
+    latency_jobs: int = 200
+    crash_jobs: int = 2_000
+    crash_wait: float = 60.0
+    deadline: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One peer on one engine, ready to be measured."""
+
+    environment: Environment
+    storage: Storage
+    options: Options
+    variant: str
+    has_bulk: bool
+    progress: Callable[[str], None]
+
+    def fresh(self) -> str:
+        url = self.storage.fresh()
+        self.ask("setup", url)
+        return url
+
+    def ask(self, command: str, url: str, **options: Any) -> Event:
+        return ask(self.environment, command, self._options(url, options), within=self.options.deadline)
+
+    def worker(self, url: str, task: str, count: int = 0) -> Adapter:
+        return Adapter(self.environment, "work", self._options(url, {"task": task, "count": count}))
+
+    def load(self, url: str, count: int, *, seconds: float) -> int:
+        """Put jobs by the fastest means; how many there are in the end."""
+        command = "bulk" if self.has_bulk else "send"
+        size = 1000 if count % 1000 == 0 else count
+        sent = self.ask(command, url, count=count, seconds=seconds, size=min(size, 1000))["sent"]
+        self.storage.settle(url)
+        return int(sent)
+
+    def _options(self, url: str, options: dict[str, Any]) -> dict[str, Any]:
+        return {"url": url, "variant": self.variant, **options}
+
+
+def send(bench: Bench) -> Facts:
+    """One by one, each acknowledged before the next."""
+    told = bench.ask("send", bench.fresh(), count=bench.options.send_jobs, seconds=bench.options.seconds)
+    return {"rate": told["sent"] / told["seconds"], "cpu_us": 1e6 * told["cpu"] / told["sent"]}
+
+
+def bulk(bench: Bench) -> Facts:
+    """By the peer's own means for many, 1,000 at a time."""
+    told = bench.ask(
+        "bulk", bench.fresh(), count=bench.options.jobs, seconds=bench.options.seconds, size=1000
+    )
+    if not told["sent"]:
+        raise StepFailed("bulk: nothing was sent")
+    return {"rate": told["sent"] / told["seconds"], "cpu_us": 1e6 * told["cpu"] / told["sent"]}
+
+
+def drain(bench: Bench) -> Facts:
+    """From the first job that starts to the last, by one worker process; its start does not count."""
+    options, url = bench.options, bench.fresh()
+    loaded = bench.load(url, options.jobs + options.backlog, seconds=4 * options.seconds)
+    wanted = max(2, min(options.jobs, loaded - options.backlog))
+    with bench.worker(url, "noop", wanted) as worker:
+        return _drained(bench, worker, wanted)
+
+
+def _drained(bench: Bench, worker: Adapter, wanted: int) -> Facts:
+    options = bench.options
+    first: Event | None = None
+    server = 0.0
+    heard = time.monotonic()
+    last: Event = {}
+    for event in worker.events(time.monotonic() + options.deadline):
+        if first is None:
+            first, server = event, bench.storage.cpu_seconds()
+        if event["done"] != last.get("done"):
+            heard = time.monotonic()
+        last = event
+        bench.progress(f"{event['done']:,} of {wanted:,}")
+        enough = event["at"] - first["at"] >= options.seconds and event["done"] > 1
+        if event["done"] >= wanted or enough:
+            return _rate(first, event, bench.storage.cpu_seconds() - server)
+        if time.monotonic() - heard > STALLED:
+            raise StepFailed(f"drain: stands still at {event['done']:,} of {wanted:,}")
+    raise worker.gone()
+
+
+def _rate(first: Event, last: Event, server: float) -> Facts:
+    done = last["done"] - first["done"]
+    return {
+        "jobs": done,
+        "rate": done / (last["at"] - first["at"]),
+        "cpu_us": 1e6 * (last["cpu"] - first["cpu"]) / done,
+        "server_us": 1e6 * server / done,
+        "rss_mb": last["rss"],
+    }
+
+
+def latency(bench: Bench) -> Facts:
+    """Sent to started, when the worker has nothing else to do."""
+    options, url = bench.options, bench.fresh()
+    found: dict[int, float] = {}
+    deadline = time.monotonic() + options.deadline
+    with bench.worker(url, "latency") as worker:
+        events = worker.events(deadline)
+        bench.ask("latency", url, count=1, first=-1)
+        next(event for event in events if event["number"] == -1)  # it is up, and has been asleep or soon is
+        total = options.latency_jobs + WARM
+        with Adapter(
+            bench.environment, "latency", bench._options(url, {"count": total, "pause": PAUSE})
+        ) as sender:
+            for event in events:
+                found[event["number"]] = event["latency"]
+                if len(found) == total:
+                    break
+            else:
+                raise worker.gone()
+            sender.kill()
+    times = sorted(value for number, value in found.items() if number >= WARM)
+    return {"p50_ms": percentile(times, 50), "p99_ms": percentile(times, 99), "jobs": len(times)}
+
+
+def crash(bench: Bench) -> Facts:
+    """Kill the worker half-way with -9, start another: what stays unfinished, and what ran twice."""
+    options, url = bench.options, bench.fresh()
+    loaded = bench.load(url, options.crash_jobs, seconds=4 * options.seconds)
+    finished: Counter[int] = Counter()
+    deadline = time.monotonic() + options.deadline
+    with bench.worker(url, "slow") as first:
+        for event in first.events(deadline):
+            _note(event, finished)
+            if finished.total() >= loaded // 2:
+                break
+        else:
+            raise first.gone()
+        first.kill()
+        for event in first.left_over():
+            _note(event, finished)
+    killed = time.monotonic()
+    half = finished.total()
+    with bench.worker(url, "slow") as second:
+        whole_after = _await_the_rest(bench, second, finished, loaded, killed + options.crash_wait)
+    return {
+        "jobs": loaded,
+        "killed_at": half,
+        "unfinished": loaded - len(finished),
+        "twice": sum(1 for times in finished.values() if times > 1),
+        "whole_after_s": (whole_after - killed) if whole_after else float("nan"),
+    }
+
+
+def _note(event: Event, finished: Counter[int]) -> None:
+    if "finished" in event:
+        finished[event["finished"]] += 1
+
+
+def _await_the_rest(
+    bench: Bench, worker: Adapter, finished: Counter[int], wanted: int, deadline: float
+) -> float | None:
+    """When the last of them finished; None where some are missing at the deadline."""
+    whole: float | None = None
+    try:
+        for event in worker.events(deadline):
+            _note(event, finished)
+            if "finished" in event:
+                bench.progress(f"{len(finished):,} of {wanted:,} finished")
+            if whole is None and len(finished) >= wanted:
+                whole = time.monotonic()
+                break
+        else:
+            raise worker.gone()
+        for event in worker.events(whole + LINGER):
+            _note(event, finished)
+    except StepFailed:
+        if time.monotonic() < deadline and whole is None:
+            raise
+    return whole
+
+
+STEPS: dict[str, Callable[[Bench], Facts]] = {
+    "send": send,
+    "bulk": bulk,
+    "drain": drain,
+    "latency": latency,
+    "crash": crash,
+}
