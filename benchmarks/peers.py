@@ -26,7 +26,7 @@ from harness import results as store
 from harness.catalogue import Engine, Peer, chosen
 from harness.document import write
 from harness.environments import Environment, Environments, Unavailable
-from harness.process import StepFailed, ask
+from harness.process import Event, StepFailed, ask
 from harness.results import Results, Row
 from harness.steps import STEPS, Bench, Options
 from harness.storage import Storage, running
@@ -56,7 +56,7 @@ class Entrant:
     peer: Peer
     environment: Environment
     row: Row
-    has_bulk: bool
+    about: Event
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -127,21 +127,22 @@ def enter(
             progress.line(f"{peer.engine} {peer.name}: cannot be run: {error}")
             continue
         row.version, row.settings, row.packages = about["version"], about["settings"], environment.packages
-        entrants.append(Entrant(peer, environment, row, about["bulk"]))
+        entrants.append(Entrant(peer, environment, row, about))
     return entrants
 
 
 def measure(
     entrant: Entrant, step: str, storage: Storage, options: Options, progress: Progress, label: str
 ) -> None:
-    if step == "bulk" and not entrant.has_bulk:
+    if step == "bulk" and not entrant.about["bulk"]:
         return
     bench = Bench(
         entrant.environment,
         storage,
         options,
         entrant.peer.variant,
-        entrant.has_bulk,
+        entrant.about["bulk"],
+        entrant.about["needs_worker_first"],
         lambda text: progress.show(f"{label}: {text}"),
     )
     progress.show(label)

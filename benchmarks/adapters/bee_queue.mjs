@@ -29,7 +29,8 @@ await main({
 
   async work(url, jobs) {
     const queue = new Queue('bench', { redis: url, ...quiet })
+    await queue.ready()
     queue.process(CONCURRENCY, async (job) => jobs.run(job.data.body))
-    queue.checkStalledJobs(5000)
+    await queue.checkStalledJobs(5000)
   },
 })

@@ -1,7 +1,7 @@
 // What the adapters of all Node peers have in common: the same commands and lines as protocol.py.
 
 import { createRequire } from 'node:module'
-import { writeSync } from 'node:fs'
+import { openSync, writeSync } from 'node:fs'
 import { setTimeout as sleep } from 'node:timers/promises'
 import path from 'node:path'
 import { pathToFileURL } from 'node:url'
@@ -9,7 +9,7 @@ import { pathToFileURL } from 'node:url'
 const BODY = 300 // bytes of a job's payload
 const SLOW = 5 // milliseconds that a job of the crash check takes
 const TICK = 500 // milliseconds between two words about progress
-const FD = Number(process.env.BENCH_FD ?? 1)
+const PIPE = openSync(process.env.BENCH_PIPE, 'w')
 
 // Peers live in an environment of their own, and ES modules do not look at NODE_PATH.
 const need = createRequire(path.join(process.env.BENCH_ENVIRONMENT, 'package.json'))
@@ -19,7 +19,7 @@ export const load = (name) => import(pathToFileURL(need.resolve(name)))
 export const version = (name) =>
   need(path.join(process.env.BENCH_ENVIRONMENT, 'node_modules', name, 'package.json')).version
 
-const emit = (facts) => writeSync(FD, JSON.stringify(facts) + '\n')
+const emit = (facts) => writeSync(PIPE, JSON.stringify(facts) + '\n')
 
 const monotonic = () => process.hrtime.bigint()
 
@@ -117,7 +117,12 @@ export async function main(peer) {
   const options = JSON.parse(text)
   switch (command) {
     case 'about':
-      emit({ version: version(peer.package), settings: peer.settings, bulk: Boolean(peer.bulk) })
+      emit({
+        version: version(peer.package),
+        settings: peer.settings,
+        bulk: Boolean(peer.bulk),
+        needs_worker_first: false,
+      })
       break
     case 'setup':
       await peer.setup?.(options.url)

@@ -10,13 +10,14 @@ commands
     latency   send jobs one by one with pauses, so that the worker is idle when each arrives
     work      run one worker process until it is killed
 
-What it has to tell goes as JSON lines to the file descriptor in BENCH_FD, because peers write to stdout
-and stderr as they like.  `protocol.mjs` is the same for Node.
+What it has to tell goes as JSON lines to the named pipe in BENCH_PIPE, because peers write to stdout and
+stderr as they like, and may run jobs in processes of their own.  `protocol.mjs` is the same for Node.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib.metadata
 import itertools
 import json
@@ -40,6 +41,7 @@ class Peer(ABC):
 
     distribution: str
     settings: str
+    needs_worker_first = False  # jobs that are sent while no worker listens are never delivered
 
     def __init__(self, url: str, options: dict[str, Any]) -> None:
         self.url = url
@@ -70,10 +72,12 @@ class BulkPeer(Peer):
 
 def emit(**facts: Any) -> None:
     """Tell the harness; one write, so that lines of several threads never mix."""
-    os.write(_FD, json.dumps(facts).encode() + b"\n")
+    os.write(_pipe(), json.dumps(facts).encode() + b"\n")
 
 
-_FD = int(os.environ.get("BENCH_FD", "1"))
+@functools.cache
+def _pipe() -> int:
+    return os.open(os.environ["BENCH_PIPE"], os.O_WRONLY)
 
 
 def make_body(number: int) -> str:
@@ -148,16 +152,12 @@ class Jobs:
         }
         self.run, self.arun = runs[self.task]
 
-    def watch(self) -> None:
-        """Tell about progress from now on, and end with the harness."""
-        threading.Thread(target=_end_with_parent, daemon=True).start()
-        if self.task == "noop":
-            threading.Thread(target=self._tick, daemon=True).start()
-
     def _noop(self, _: str) -> None:
         self._done = done = next(self._numbers)
         if done == 1 or done == self._total:
             self._mark(done)
+        if done == 1:
+            threading.Thread(target=self._tick, daemon=True).start()
 
     async def _anoop(self, body: str) -> None:
         self._noop(body)
@@ -194,8 +194,7 @@ class Jobs:
     def _tick(self) -> None:
         while True:
             time.sleep(TICK)
-            if self._done:
-                self._mark(self._done)
+            self._mark(self._done)
 
 
 def _end_with_parent() -> None:
@@ -210,7 +209,12 @@ def main(peer_type: type[Peer]) -> None:
     peer = peer_type(options.get("url", ""), options)
     match command:
         case "about":
-            emit(version=peer.version(), settings=peer.settings, bulk=isinstance(peer, BulkPeer))
+            emit(
+                version=peer.version(),
+                settings=peer.settings,
+                bulk=isinstance(peer, BulkPeer),
+                needs_worker_first=peer.needs_worker_first,
+            )
         case "setup":
             peer.setup()
             emit(ready=True)
@@ -224,9 +228,8 @@ def main(peer_type: type[Peer]) -> None:
             peer.bulk(bundles)
             bundles.tell()
         case "work":
-            jobs = Jobs(options)
-            jobs.watch()
-            peer.work(jobs)
+            threading.Thread(target=_end_with_parent, daemon=True).start()
+            peer.work(Jobs(options))
         case _:
             sys.exit(f"no command {command!r}: see the docstring of adapters/protocol.py")
     sys.stdout.flush()

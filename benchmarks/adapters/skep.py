@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
+import json
+import os
+import sys
 
 import uvloop
 
 from adapters.protocol import Bodies, BulkPeer, Bundles, Jobs, main
 from skep import App
-from skep.task import AsyncTask
+from skep.engines import open_engine
 from skep.worker.settings import Settings
 from skep.worker.worker import Worker
+
+if __name__ == "__main__":
+    os.environ["BENCH_OPTIONS"] = sys.argv[2]  # for children, in which suspects run alone: they import this
+
+OPTIONS = json.loads(os.environ["BENCH_OPTIONS"])
+app = App(OPTIONS["url"])
+
+
+@functools.cache
+def jobs() -> Jobs:
+    return Jobs(OPTIONS)
+
+
+@app.task(name="job")
+async def job(body: str) -> None:
+    await jobs().arun(body)
 
 
 class Skep(BulkPeer):
@@ -18,17 +37,13 @@ class Skep(BulkPeer):
     settings = "uvloop, Settings() as they are: 10 slots, lease 15 s; bulk is task.many(...).aenqueue()"
 
     def setup(self) -> None:
-        async def touch() -> None:
-            app, job = self._app(None)
-            await job.many([]).aenqueue()
-            await app.aclose()
+        async def run() -> None:
+            await (await open_engine(self.url)).close()
 
-        asyncio.run(touch())
+        uvloop.run(run())
 
     def send(self, bodies: Bodies) -> None:
         async def run() -> None:
-            app, job = self._app(None)
-            await job.many([]).aenqueue()  # connects
             async for body in bodies:
                 await job.aenqueue(body)
             await app.aclose()
@@ -37,27 +52,14 @@ class Skep(BulkPeer):
 
     def bulk(self, bundles: Bundles) -> None:
         async def run() -> None:
-            app, job = self._app(None)
-            await job.many([]).aenqueue()
             for bundle in bundles.lists():
                 await job.many((body,) for body in bundle).aenqueue()
             await app.aclose()
 
         uvloop.run(run())
 
-    def work(self, jobs: Jobs) -> None:
-        app, _ = self._app(jobs)
+    def work(self, _: Jobs) -> None:
         uvloop.run(Worker(app, Settings()).run())
-
-    def _app(self, jobs: Jobs | None) -> tuple[App, AsyncTask[[str], None]]:
-        app = App(self.url)
-
-        @app.task(name="job")
-        async def job(body: str) -> None:
-            assert jobs is not None
-            await jobs.arun(body)
-
-        return app, job
 
 
 if __name__ == "__main__":

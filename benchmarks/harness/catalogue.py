@@ -35,33 +35,53 @@ class Peer:
     variant: str = ""
 
 
-def _python(name: str, engine: Engine, *packages: str, adapter: str = "", variant: str = "") -> Peer:
-    module = adapter or name.replace("-", "_")
-    return Peer(name, engine, module, module, packages, variant=variant)
+def _python(name: str, engine: Engine, *packages: str) -> Peer:
+    return Peer(name, engine, name, name, packages)
 
 
 def _node(name: str, engine: Engine, *packages: str) -> Peer:
     return Peer(name, engine, name.replace("-", "_"), name, packages, Language.NODE)
 
 
-_RAW = ("asyncpg==0.32.0", "hiredis==3.5.0", "uvloop==0.23.0")
-_TASKIQ_REDIS = ("taskiq==0.13.0", "taskiq-redis==1.2.4", "hiredis==3.5.0", "uvloop==0.23.0")
-_HUEY = ("huey==3.5.4", "redis", "hiredis==3.5.0")
+_ASYNCPG = "asyncpg==0.32.0"
+_HIREDIS = "hiredis==3.5.0"
+_UVLOOP = "uvloop==0.23.0"
+_RAW = (_ASYNCPG, _HIREDIS, _UVLOOP)
+_HUEY = ("huey==3.5.4", "redis", _HIREDIS)
 _SAQ = ("saq[hiredis,postgres,redis]==0.26.4",)
+_TASKIQ = ("taskiq==0.13.0", "taskiq-redis==1.2.4", _HIREDIS, _UVLOOP)
+_TASKIQ_PG = ("taskiq==0.13.0", "taskiq-postgres[asyncpg]==0.9.1", _ASYNCPG, _UVLOOP)
+_PSYCOPG = "psycopg[binary,pool]"
 
 PEERS: tuple[Peer, ...] = (
     Peer("skep", Engine.POSTGRES, "skep", ""),
-    Peer("skep", Engine.REDIS, "skep", ""),
-    Peer("skep", Engine.SQLITE, "skep", ""),
     Peer("raw loop", Engine.POSTGRES, "raw_postgres", "raw", _RAW),
-    Peer("raw loop", Engine.REDIS, "raw_redis", "raw", _RAW),
-    Peer("raw loop", Engine.SQLITE, "raw_sqlite", "raw", _RAW),
-    _python("pgqueuer", Engine.POSTGRES, "pgqueuer==1.6.0", "asyncpg==0.32.0", "uvloop==0.23.0"),
+    _python("pgqueuer", Engine.POSTGRES, "pgqueuer==1.6.0", _ASYNCPG, _UVLOOP),
     _node("graphile-worker", Engine.POSTGRES, "graphile-worker@0.17.3"),
-    _python("dramatiq", Engine.REDIS, "dramatiq[redis]==2.2.1", "hiredis==3.5.0"),
+    _python("pgmq", Engine.POSTGRES, "pgmq[async]==1.1.4", _ASYNCPG, _UVLOOP),
+    _python("chancy", Engine.POSTGRES, "chancy==0.26.0"),
+    _node("pg-boss", Engine.POSTGRES, "pg-boss@10.4.2"),
+    Peer("taskiq-postgres", Engine.POSTGRES, "taskiq", "taskiq_pg", _TASKIQ_PG, variant="postgres"),
+    _python("dbos", Engine.POSTGRES, "dbos==3.3.0"),
+    _python("saq", Engine.POSTGRES, *_SAQ),
+    _python("procrastinate", Engine.POSTGRES, "procrastinate==3.10.0", _PSYCOPG),
+    Peer("skep", Engine.REDIS, "skep", ""),
+    Peer("raw loop", Engine.REDIS, "raw_redis", "raw", _RAW),
     _node("bee-queue", Engine.REDIS, "bee-queue@2.0.0"),
+    _node("bullmq", Engine.REDIS, "bullmq@6.7.0"),
+    _python("dramatiq", Engine.REDIS, "dramatiq[redis]==2.2.1", _HIREDIS),
+    Peer("taskiq (stream)", Engine.REDIS, "taskiq", "taskiq", _TASKIQ, variant="stream"),
+    Peer("taskiq (list)", Engine.REDIS, "taskiq", "taskiq", _TASKIQ, variant="list"),
     _python("huey", Engine.REDIS, *_HUEY),
+    _python("saq", Engine.REDIS, *_SAQ),
+    _python("arq", Engine.REDIS, "arq==0.28.0", _HIREDIS),
+    _python("streaq", Engine.REDIS, "streaq==7.2.0", _UVLOOP),
+    _python("celery", Engine.REDIS, "celery[redis]==5.7.0", _HIREDIS),
+    _python("rq", Engine.REDIS, "rq==2.12.0", _HIREDIS),
+    Peer("skep", Engine.SQLITE, "skep", ""),
+    Peer("raw loop", Engine.SQLITE, "raw_sqlite", "raw", _RAW),
     _python("huey", Engine.SQLITE, *_HUEY),
+    _python("litequeue", Engine.SQLITE, "litequeue==0.9"),
 )
 
 

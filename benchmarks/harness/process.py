@@ -10,10 +10,14 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from harness.environments import Environment, last_words
+
+LOOK = 0.1  # seconds between two looks at whether a silent process still lives
 
 Event = dict[str, Any]
 
@@ -28,23 +32,24 @@ class Adapter:
     def __init__(self, environment: Environment, command: str, options: dict[str, Any]) -> None:
         self._name = command
         self._buffer = b""
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
-        reader, writer = os.pipe()
-        self._reader = reader
-        try:
+        self._told: deque[Event] = deque()
+        self._folder = tempfile.TemporaryDirectory(prefix="skep-")
+        self._log = Path(self._folder.name, "log")
+        pipe = Path(self._folder.name, "pipe")
+        os.mkfifo(pipe)
+        # Open for writing too: the pipe then lives as long as this object, whoever else opens and closes it.
+        self._pipe = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._pipe, selectors.EVENT_READ)
+        with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [*environment.command, command, json.dumps(options)],
                 stdin=subprocess.PIPE,
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=(writer,),
-                env=os.environ | environment.variables | {"BENCH_FD": str(writer), "PYTHONUNBUFFERED": "1"},
+                stdout=log,
+                stderr=log,
+                env=os.environ | environment.variables | {"BENCH_PIPE": str(pipe), "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,
             )
-        finally:
-            os.close(writer)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(reader, selectors.EVENT_READ)
 
     def __enter__(self) -> Adapter:
         return self
@@ -52,47 +57,54 @@ class Adapter:
     def __exit__(self, *_: object) -> None:
         self.kill()
         self._selector.close()
-        os.close(self._reader)
-        self._log.close()
+        os.close(self._pipe)
+        self._folder.cleanup()
 
     def kill(self) -> None:
-        """As `kill -9` does, children included."""
+        """As `kill -9` does, the processes of its group included."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-    def events(self, deadline: float) -> Iterator[Event]:
-        """What the adapter tells, as it comes; ends when it closes its end, fails at the deadline."""
-        while True:
-            found, self._buffer = _lines(self._buffer)
-            yield from found
-            if found:
-                continue
-            if not self._selector.select(max(0.0, deadline - time.monotonic())):
-                raise StepFailed(f"{self._name}: nothing more heard before the deadline")
-            data = os.read(self._reader, 1 << 16)
-            if not data:
-                return
-            self._buffer += data
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """It keeps its connections and does nothing, as with Ctrl-Z."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(self._process.pid, signal.SIGCONT)
 
-    def left_over(self) -> Iterator[Event]:
+    def events(self, deadline: float) -> Iterator[Event]:
+        """What the adapter tells, as it comes; ends when the process has, fails at the deadline."""
+        while True:
+            self._read()
+            while self._told:  # one by one: who stops listening in between finds the rest the next time
+                yield self._told.popleft()
+            ended = self._process.poll() is not None
+            if self._selector.select(0.0 if ended else min(LOOK, max(0.0, deadline - time.monotonic()))):
+                continue
+            if ended:
+                return
+            if time.monotonic() >= deadline:
+                raise StepFailed(f"{self._name}: nothing more heard before the deadline")
+
+    def left_over(self) -> list[Event]:
         """What a killed process had still told."""
-        while data := os.read(self._reader, 1 << 16):
-            self._buffer += data
-        found, self._buffer = _lines(self._buffer)
-        yield from found
+        self._read()
+        return list(self._told)
 
     def gone(self) -> StepFailed:
         """Why it ended although it should not have."""
-        try:
-            code = self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            return StepFailed(f"{self._name}: it closed its pipe and goes on")
-        return StepFailed(f"{self._name}: ended with exit code {code}: {last_words(self._said())}")
+        said = last_words(self._log.read_text(errors="replace"))
+        return StepFailed(f"{self._name}: ended with exit code {self._process.poll()}: {said}")
 
-    def _said(self) -> str:
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._pipe, 1 << 16):
+                self._buffer += data
+        found, self._buffer = _lines(self._buffer)
+        self._told.extend(found)
 
 
 def _lines(buffer: bytes) -> tuple[list[Event], bytes]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from harness.storage import Storage
 
 Facts = dict[str, float]
 
+FIRST = -1  # the number of a job that only shows that the worker is up
+OFF_THE_EDGE = 37  # jobs after the half at which the worker is killed: not at the end of a round bundle
 WARM = 20  # jobs before the latency counts
 PAUSE = (0.01, 0.03)  # seconds between two jobs of the latency step
 STALLED = 30.0  # seconds without progress after which a drain has failed
@@ -42,6 +45,7 @@ class Bench:
     options: Options
     variant: str
     has_bulk: bool
+    needs_worker_first: bool
     progress: Callable[[str], None]
 
     def fresh(self) -> str:
@@ -62,6 +66,25 @@ class Bench:
         sent = self.ask(command, url, count=count, seconds=seconds, size=min(size, 1000))["sent"]
         self.storage.settle(url)
         return int(sent)
+
+    @contextlib.contextmanager
+    def loaded_worker(
+        self, url: str, task: str, jobs: int, backlog: int = 0
+    ) -> Iterator[tuple[Adapter, int]]:
+        """A worker with jobs to do, and how many of them count (the slow to send have fewer)."""
+        seconds = 2 * self.options.seconds
+        if not self.needs_worker_first:
+            loaded = self.load(url, jobs + backlog, seconds=seconds)
+            wanted = min(jobs, max(2, loaded - backlog))
+            with self.worker(url, task, wanted) as worker:
+                yield worker, wanted
+            return
+        with self.worker(url, task) as worker:
+            self.ask("send", url, count=1, first=FIRST)
+            next(worker.events(time.monotonic() + self.options.deadline))
+            with worker.stopped():
+                loaded = self.load(url, jobs, seconds=seconds)
+            yield worker, loaded
 
     def _options(self, url: str, options: dict[str, Any]) -> dict[str, Any]:
         return {"url": url, "variant": self.variant, **options}
@@ -86,10 +109,8 @@ def bulk(bench: Bench) -> Facts:
 def drain(bench: Bench) -> Facts:
     """From the first job that starts to the last, by one worker process; its start does not count."""
     options, url = bench.options, bench.fresh()
-    loaded = bench.load(url, options.jobs + options.backlog, seconds=4 * options.seconds)
-    wanted = max(2, min(options.jobs, loaded - options.backlog))
-    with bench.worker(url, "noop", wanted) as worker:
-        return _drained(bench, worker, wanted)
+    with bench.loaded_worker(url, "noop", options.jobs, options.backlog) as (worker, wanted):
+        return _drained(bench, worker, max(2, wanted))
 
 
 def _drained(bench: Bench, worker: Adapter, wanted: int) -> Facts:
@@ -105,8 +126,8 @@ def _drained(bench: Bench, worker: Adapter, wanted: int) -> Facts:
             heard = time.monotonic()
         last = event
         bench.progress(f"{event['done']:,} of {wanted:,}")
-        enough = event["at"] - first["at"] >= options.seconds and event["done"] > 1
-        if event["done"] >= wanted or enough:
+        done = event["done"] > first["done"]
+        if done and (event["done"] >= wanted or event["at"] - first["at"] >= options.seconds):
             return _rate(first, event, bench.storage.cpu_seconds() - server)
         if time.monotonic() - heard > STALLED:
             raise StepFailed(f"drain: stands still at {event['done']:,} of {wanted:,}")
@@ -131,8 +152,8 @@ def latency(bench: Bench) -> Facts:
     deadline = time.monotonic() + options.deadline
     with bench.worker(url, "latency") as worker:
         events = worker.events(deadline)
-        bench.ask("latency", url, count=1, first=-1)
-        next(event for event in events if event["number"] == -1)  # it is up, and has been asleep or soon is
+        bench.ask("latency", url, count=1, first=FIRST)
+        next(event for event in events if event["number"] == FIRST)
         total = options.latency_jobs + WARM
         with Adapter(
             bench.environment, "latency", bench._options(url, {"count": total, "pause": PAUSE})
@@ -151,13 +172,11 @@ def latency(bench: Bench) -> Facts:
 def crash(bench: Bench) -> Facts:
     """Kill the worker half-way with -9, start another: what stays unfinished, and what ran twice."""
     options, url = bench.options, bench.fresh()
-    loaded = bench.load(url, options.crash_jobs, seconds=4 * options.seconds)
     finished: Counter[int] = Counter()
-    deadline = time.monotonic() + options.deadline
-    with bench.worker(url, "slow") as first:
-        for event in first.events(deadline):
+    with bench.loaded_worker(url, "slow", options.crash_jobs) as (first, loaded):
+        for event in first.events(time.monotonic() + options.deadline):
             _note(event, finished)
-            if finished.total() >= loaded // 2:
+            if finished.total() >= loaded // 2 + OFF_THE_EDGE:
                 break
         else:
             raise first.gone()
@@ -178,7 +197,7 @@ def crash(bench: Bench) -> Facts:
 
 
 def _note(event: Event, finished: Counter[int]) -> None:
-    if "finished" in event:
+    if event.get("finished", FIRST) != FIRST:
         finished[event["finished"]] += 1
 
 
