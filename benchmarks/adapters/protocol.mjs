@@ -106,7 +106,7 @@ class Jobs {
   }
 
   mark() {
-    const rss = process.resourceUsage().maxRSS / 1024
+    const rss = process.memoryUsage.rss() / 1024 ** 2
     emit({ done: this.done, at: seconds(), cpu: cpuSeconds(), rss })
   }
 }

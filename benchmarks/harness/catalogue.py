@@ -68,7 +68,7 @@ PEERS: tuple[Peer, ...] = (
     Peer("skep", Engine.REDIS, "skep", ""),
     Peer("raw loop", Engine.REDIS, "raw_redis", "raw", _RAW),
     _node("bee-queue", Engine.REDIS, "bee-queue@2.0.0"),
-    _node("bullmq", Engine.REDIS, "bullmq@6.7.0"),
+    _node("bullmq", Engine.REDIS, "bullmq@6.7.0", "ioredis@6.0.0"),
     _python("dramatiq", Engine.REDIS, "dramatiq[redis]==2.2.1", _HIREDIS),
     Peer("taskiq (stream)", Engine.REDIS, "taskiq", "taskiq", _TASKIQ, variant="stream"),
     Peer("taskiq (list)", Engine.REDIS, "taskiq", "taskiq", _TASKIQ, variant="list"),

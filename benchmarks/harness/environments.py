@@ -109,7 +109,10 @@ def package_name(package: str) -> str:
 def last_words(text: str, limit: int = 240) -> str:
     """The end of what a program wrote, on one line and without folders: there it says what went wrong."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return re.sub(r"(?<![\w:/])/[\w./@+-]*/", "", " | ".join(lines[-2:]))[-limit:] or "it said nothing"
+    lines = [line for line in lines if not re.match(r"at |File |Node\.js v|\^|[{}]", line)]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    chosen = errors[-1:] or lines[-2:]
+    return re.sub(r"(?<![\w:/])/[\w./@+-]*/", "", " | ".join(chosen))[-limit:] or "it said nothing"
 
 
 def _run(command: list[str], folder: Path) -> str:

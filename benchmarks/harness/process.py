@@ -87,12 +87,27 @@ class Adapter:
             if ended:
                 return
             if time.monotonic() >= deadline:
-                raise StepFailed(f"{self._name}: nothing more heard before the deadline")
+                raise StepFailed(f"{self._name}: not done before the deadline")
+
+    def says_something(self, *, within: float) -> bool:
+        """Has it told anything, or does it soon?  Fails where it has ended without a word."""
+        deadline = time.monotonic() + within
+        while not self._told:
+            if self._process.poll() is not None:
+                raise self.gone()
+            if not self._selector.select(min(LOOK, max(0.0, deadline - time.monotonic()))):
+                if time.monotonic() >= deadline:
+                    return False
+                continue
+            self._read()
+        return True
 
     def left_over(self) -> list[Event]:
-        """What a killed process had still told."""
+        """What a process that is killed or stopped had still told; nobody hears it again."""
         self._read()
-        return list(self._told)
+        found = list(self._told)
+        self._told.clear()
+        return found
 
     def gone(self) -> StepFailed:
         """Why it ended although it should not have."""

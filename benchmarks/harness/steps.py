@@ -18,6 +18,7 @@ Facts = dict[str, float]
 
 FIRST = -1  # the number of a job that only shows that the worker is up
 OFF_THE_EDGE = 37  # jobs after the half at which the worker is killed: not at the end of a round bundle
+UP = 2.0  # seconds in which a job that was heard at all has been started
 WARM = 20  # jobs before the latency counts
 PAUSE = (0.01, 0.03)  # seconds between two jobs of the latency step
 STALLED = 30.0  # seconds without progress after which a drain has failed
@@ -56,8 +57,11 @@ class Bench:
     def ask(self, command: str, url: str, **options: Any) -> Event:
         return ask(self.environment, command, self._options(url, options), within=self.options.deadline)
 
+    def start(self, command: str, url: str, **options: Any) -> Adapter:
+        return Adapter(self.environment, command, self._options(url, options))
+
     def worker(self, url: str, task: str, count: int = 0) -> Adapter:
-        return Adapter(self.environment, "work", self._options(url, {"task": task, "count": count}))
+        return self.start("work", url, task=task, count=count)
 
     def load(self, url: str, count: int, *, seconds: float) -> int:
         """Put jobs by the fastest means; how many there are in the end."""
@@ -66,6 +70,15 @@ class Bench:
         sent = self.ask(command, url, count=count, seconds=seconds, size=min(size, 1000))["sent"]
         self.storage.settle(url)
         return int(sent)
+
+    def wake(self, url: str, worker: Adapter) -> None:
+        """Send a job, again where nobody heard it, until the worker has shown that it is up."""
+        deadline = time.monotonic() + self.options.deadline
+        while time.monotonic() < deadline:
+            self.ask("send", url, count=1, first=FIRST)
+            if worker.says_something(within=UP):
+                return
+        raise StepFailed("work: the first job was not started before the deadline")
 
     @contextlib.contextmanager
     def loaded_worker(
@@ -80,10 +93,10 @@ class Bench:
                 yield worker, wanted
             return
         with self.worker(url, task) as worker:
-            self.ask("send", url, count=1, first=FIRST)
-            next(worker.events(time.monotonic() + self.options.deadline))
+            self.wake(url, worker)
             with worker.stopped():
                 loaded = self.load(url, jobs, seconds=seconds)
+                worker.left_over()
             yield worker, loaded
 
     def _options(self, url: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -151,20 +164,16 @@ def latency(bench: Bench) -> Facts:
     found: dict[int, float] = {}
     deadline = time.monotonic() + options.deadline
     with bench.worker(url, "latency") as worker:
-        events = worker.events(deadline)
-        bench.ask("latency", url, count=1, first=FIRST)
-        next(event for event in events if event["number"] == FIRST)
+        bench.wake(url, worker)
         total = options.latency_jobs + WARM
-        with Adapter(
-            bench.environment, "latency", bench._options(url, {"count": total, "pause": PAUSE})
-        ) as sender:
-            for event in events:
-                found[event["number"]] = event["latency"]
+        with bench.start("latency", url, count=total, pause=PAUSE):
+            for event in worker.events(deadline):
+                if event["number"] != FIRST:
+                    found[event["number"]] = event["latency"]
                 if len(found) == total:
                     break
             else:
                 raise worker.gone()
-            sender.kill()
     times = sorted(value for number, value in found.items() if number >= WARM)
     return {"p50_ms": percentile(times, 50), "p99_ms": percentile(times, 99), "jobs": len(times)}
 

@@ -45,7 +45,7 @@ def cells(row: Row, raw: Summary | None) -> list[str]:
         _cell(row, "send", number(row.of("send", "rate"))),
         _cell(row, "bulk", number(row.of("bulk", "rate"))),
         _cell(row, "drain", with_spread(drain)),
-        f"{drain.median / raw.median:.2f}" if drain and raw else NOTHING,
+        _share(drain.median / raw.median) if drain and raw else NOTHING,
         _pair(row, "drain", "cpu_us", "server_us", " + "),
         number(row.of("drain", "rss_mb")),
         _cell(row, "latency", _pair(row, "latency", "p50_ms", "p99_ms", " / ")),
@@ -86,6 +86,10 @@ def digits(value: float) -> str:
     if value >= 100:
         return f"{value:.0f}"
     return f"{value:.3g}" if value >= 1 else f"{value:.2g}"
+
+
+def _share(part: float) -> str:
+    return f"{part:.2f}" if part >= 0.1 else f"{part:.2g}"
 
 
 def with_spread(found: Summary | None) -> str:
