@@ -56,6 +56,8 @@ class Adapter:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         self._selector.close()
         os.close(self._pipe)
         self._folder.cleanup()

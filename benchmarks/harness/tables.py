@@ -80,8 +80,8 @@ def number(found: Summary | None) -> str:
 
 
 def digits(value: float) -> str:
-    if value >= 1000:
-        size = 10 ** (len(str(int(value))) - 3)
+    if value >= 999.5:
+        size = 10 ** (len(str(round(value))) - 3)
         return f"{round(value / size) * size:,}"
     if value >= 100:
         return f"{value:.0f}"
