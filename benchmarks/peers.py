@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -61,6 +62,8 @@ class Entrant:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers and workers go with us
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also when started in the background
     if arguments.render:
         for path in arguments.render:
             publish(store.read(path), arguments.write)
@@ -101,7 +104,7 @@ def run(engine: Engine, arguments: argparse.Namespace, progress: Progress) -> Re
         steps = arguments.steps or list(STEPS)
         for turn in range(arguments.repeat):
             for entrant in entrants:
-                for step in steps:
+                for step in [name for name in steps if turn == 0 or name not in arguments.once]:
                     label = f"{engine} {turn + 1}/{arguments.repeat} {entrant.peer.name} {step}"
                     measure(entrant, step, storage, options, progress, label)
     return found
@@ -191,6 +194,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--only", type=names, default=[], help="names of peers, with commas")
     add("--without", type=names, default=[], help="names of peers, with commas")
     add("--steps", type=names, default=[], help=f"of {', '.join(STEPS)} (default: all)")
+    add("--once", type=names, default=[], help="steps that only the first turn takes, as crash")
     add("--jobs", type=int, default=default.jobs, help="to send in bulk and to drain")
     add("--backlog", type=int, default=default.backlog, help="jobs that wait besides, while those drain")
     add("--seconds", type=float, default=default.seconds, help="after which slow peers may stop a step")
@@ -206,7 +210,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--write", type=Path, metavar="FILE.md", help="write tables and charts into this document")
     add("--render", type=Path, nargs="+", metavar="RUN.json", help="only show or write these raw results")
     arguments = parser.parse_args(argv)
-    if unknown := [step for step in arguments.steps if step not in STEPS]:
+    if unknown := [step for step in (*arguments.steps, *arguments.once) if step not in STEPS]:
         parser.error(f"no step named {', '.join(unknown)}: there are {', '.join(STEPS)}")
     try:
         chosen(list(Engine), arguments.only, arguments.without)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from typing import Any
 
 import taskiq
@@ -15,6 +16,10 @@ MAX_TASKS = 100
 
 class Taskiq(Peer):
     distribution = "taskiq"
+
+    def version(self) -> str:
+        beside = "taskiq-postgres" if self._kind == "postgres" else "taskiq-redis"
+        return f"{super().version()}, {beside} {importlib.metadata.version(beside)}"
 
     @property
     def settings(self) -> str:  # type: ignore[override]  # it depends on the broker

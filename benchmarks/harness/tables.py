@@ -65,13 +65,30 @@ def notes(results: Results) -> str:
 
 
 def ratios(results: Results) -> str:
-    """How many times the drain of each peer ours is."""
+    """How many times the drain of each peer ours is, and how much more CPU a job costs there."""
     rates = {row.peer: found.median for row in results.rows if (found := row.of("drain", "rate"))}
+    costs = {row.peer: cost for row in results.rows if (cost := cpu_of(row))}
     if OURS not in rates:
         return "skep has no drain in this run."
-    others = sorted((item for item in rates.items() if item[0] != OURS), key=lambda item: -item[1])
-    parts = [f"{rates[OURS] / rate:,.3g} × {name}" for name, rate in others if rate]
-    return f"Drain of skep: {', '.join(parts)}." if parts else "Drain of skep alone was measured."
+    faster = {peer: rates[OURS] / rate for peer, rate in rates.items() if peer != OURS}
+    cheaper = {peer: cost / costs[OURS] for peer, cost in costs.items() if peer != OURS}
+    if not faster:
+        return "Drain of skep alone was measured."
+    return (
+        f"Drain of skep: {_times(faster)}.\n"
+        f"CPU of worker and server for a job, compared with skep's: {_times(cheaper)}."
+    )
+
+
+def cpu_of(row: Row) -> float:
+    """Microseconds of worker and server for one job; 0 where that is not known."""
+    worker, server = row.of("drain", "cpu_us"), row.of("drain", "server_us")
+    return worker.median + server.median if worker and server else 0.0
+
+
+def _times(factors: dict[str, float]) -> str:
+    ordered = sorted(factors.items(), key=lambda item: item[1])
+    return ", ".join(f"{digits(factor)} × {peer}" for peer, factor in ordered)
 
 
 def number(found: Summary | None) -> str:

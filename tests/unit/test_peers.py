@@ -132,7 +132,10 @@ def test_a_job_that_was_lost_in_one_of_several_turns_is_told() -> None:
 
 def test_ratios_are_ours_to_theirs() -> None:
     results = some_results(a_row("skep", 40_000.0), a_row("raw loop", 50_000.0), a_row("pgqueuer", 10_000.0))
-    assert ratios(results) == "Drain of skep: 0.8 × raw loop, 4 × pgqueuer."
+    assert ratios(results) == (
+        "Drain of skep: 0.8 × raw loop, 4 × pgqueuer.\n"
+        "CPU of worker and server for a job, compared with skep's: 1 × raw loop, 1 × pgqueuer."
+    )
 
 
 def test_without_our_own_drain_there_are_no_ratios() -> None:
