@@ -66,7 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also when started in the background
     if arguments.render:
         for path in arguments.render:
-            publish(store.read(path), arguments.write)
+            found = store.read(path)
+            found.caveat, found.label = arguments.caveat or found.caveat, arguments.label or found.label
+            publish(found, arguments.write)
         return 0
     progress = Progress()
     for engine in arguments.engine or list(Engine):
@@ -97,6 +99,7 @@ def run(engine: Engine, arguments: argparse.Namespace, progress: Progress) -> Re
             machine=store.machine(),
             options=asdict(options) | {"repeat": arguments.repeat},
             caveat=arguments.caveat,
+            label=arguments.label,
         )
         entrants = list(
             enter(chosen([engine], arguments.only, arguments.without), arguments, found, storage, progress)
@@ -207,6 +210,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--cache", type=Path, default=ROOT / ".benchmarks", help="where environments and raw results go")
     add("--latest", action="store_true", help="the newest versions instead of the pinned ones")
     add("--caveat", default="", help="a sentence about this run that goes into the document")
+    add("--label", default="", help="what is special about this run; it then has a place of its own")
     add("--write", type=Path, metavar="FILE.md", help="write tables and charts into this document")
     add("--render", type=Path, nargs="+", metavar="RUN.json", help="only show or write these raw results")
     arguments = parser.parse_args(argv)

@@ -8,8 +8,6 @@ from harness.charts import Bar, bars, dots
 from harness.results import Results, Row, dump
 from harness.tables import OURS, RAW, by_drain, notes, ratios, table
 
-TITLES = {"postgres": "PostgreSQL", "redis": "Redis", "sqlite": "SQLite"}
-
 
 def between_markers(text: str, name: str, content: str) -> str:
     """`text` with `content` between the markers of `name`; without markers they are added at its end."""
@@ -33,12 +31,12 @@ def write(results: Results, document: Path) -> list[Path]:
     dump(results, raw)
     text = document.read_text() if document.exists() else "# Benchmarks\n"
     content = section(results, folder.name)
-    document.write_text(between_markers(text, results.engine, content))
+    document.write_text(between_markers(text, results.name, content))
     return [document, drain, latency, raw]
 
 
 def section(results: Results, folder: str) -> str:
-    title, options = TITLES[results.engine], results.options
+    title, options = results.title, results.options
     drain, latency, raw = (f"{folder}/{name}" for name in _files(results))
     backlog = f", {options['backlog']:,} more waiting" if options.get("backlog") else ""
     return f"""### {title}
@@ -62,13 +60,13 @@ How each was set up, and what failed ([raw results]({raw})):
 
 
 def _files(results: Results) -> list[str]:
-    return [f"{results.engine}-{name}" for name in ("drain.svg", "latency.svg", "run.json")]
+    return [f"{results.name}-{name}" for name in ("drain.svg", "latency.svg", "run.json")]
 
 
 def drain_chart(results: Results) -> str:
     found = [(row, row.of("drain", "rate")) for row in by_drain(results.rows)]
     rows = [Bar(row.peer, rate.median, rate.low, rate.high, _kind(row)) for row, rate in found if rate]
-    return bars(f"{TITLES[results.engine]}: jobs drained per second", "one worker process, no-op jobs", rows)
+    return bars(f"{results.title}: jobs drained per second", "one worker process, no-op jobs", rows)
 
 
 def latency_chart(results: Results) -> str:
@@ -78,7 +76,7 @@ def latency_chart(results: Results) -> str:
         if p50 and p99:
             rows.append(Bar(row.peer, p50.median, p50.median, p99.median, _kind(row)))
     rows.sort(key=lambda bar: bar.low)
-    return dots(f"{TITLES[results.engine]}: sent to started, idle worker", "milliseconds, p50 and p99", rows)
+    return dots(f"{results.title}: sent to started, idle worker", "milliseconds, p50 and p99", rows)
 
 
 def _kind(row: Row) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,18 @@ class Results:
     machine: str
     options: dict[str, Any]
     caveat: str = ""
+    label: str = ""
     rows: list[Row] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        engine = {"postgres": "PostgreSQL", "redis": "Redis", "sqlite": "SQLite"}[self.engine]
+        return f"{engine}, {self.label}" if self.label else engine
+
+    @property
+    def name(self) -> str:
+        """For markers and files: a run with a label stands beside the one without."""
+        return re.sub(r"[^a-z0-9]+", "-", f"{self.engine} {self.label}".lower()).strip("-")
 
 
 def dump(results: Results, path: Path) -> None:
@@ -75,8 +88,6 @@ def machine() -> str:
 
 
 def _cores() -> int:
-    import os
-
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 

@@ -194,6 +194,16 @@ def test_a_missing_end_marker_is_an_error_and_not_a_lost_document() -> None:
         between_markers(text, "redis", "new")
 
 
+def test_a_run_with_a_label_stands_beside_the_one_without(tmp_path: Path) -> None:
+    plain, special = some_results(a_row("skep", 10.0)), some_results(a_row("skep", 20.0))
+    special.label = "1,000,000 waiting"
+    document = tmp_path / "benchmarks.md"
+    files = {*write(plain, document), *write(special, document)}
+    assert len(files) == 7
+    assert "### PostgreSQL\n" in document.read_text()
+    assert "### PostgreSQL, 1,000,000 waiting\n" in document.read_text()
+
+
 def test_a_document_tells_date_machine_durability_and_the_caveat() -> None:
     text = section(some_results(a_row("skep", 10.0)), "benchmarks")
     for fact in (
