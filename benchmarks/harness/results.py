@@ -30,7 +30,10 @@ class Row:
         self.steps.setdefault(step, []).append(facts)
 
     def of(self, step: str, fact: str) -> Summary | None:
-        return summary([facts[fact] for facts in self.steps.get(step, []) if facts.get(fact) is not None])
+        return summary(self.all(step, fact))
+
+    def all(self, step: str, fact: str) -> list[float]:
+        return [facts[fact] for facts in self.steps.get(step, []) if facts.get(fact) is not None]
 
 
 @dataclass(slots=True)

@@ -26,6 +26,15 @@ def summary(values: Sequence[float]) -> Summary | None:
     return Summary(statistics.median(numbers), min(numbers), max(numbers), len(numbers))
 
 
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    """How many times theirs ours is: turn by turn where both took every turn, since turns differ most."""
+    if not ours or not theirs:
+        return None
+    if len(ours) == len(theirs):
+        return statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
+    return statistics.median(ours) / statistics.median(theirs)
+
+
 def percentile(ordered: Sequence[float], share: float) -> float:
     """The smallest value that at least `share` per cent of the values do not exceed (nearest rank)."""
     if not ordered:

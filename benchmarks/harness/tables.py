@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.results import Results, Row
-from harness.statistics import Summary
+from harness.statistics import Summary, ratio
 
 HEAD = (
     "queue",
@@ -24,7 +24,7 @@ OURS = "skep"
 
 def table(results: Results) -> str:
     """One row per peer, the fastest drain first; what failed says so and has a note."""
-    raw = next((row.of("drain", "rate") for row in results.rows if row.peer == RAW), None)
+    raw = next((row.all("drain", "rate") for row in results.rows if row.peer == RAW), [])
     lines = [_line(HEAD), _line(["---"] * len(HEAD))]
     lines += [_line(cells(row, raw)) for row in by_drain(results.rows)]
     return "\n".join(lines)
@@ -38,14 +38,14 @@ def by_drain(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=rate, reverse=True)
 
 
-def cells(row: Row, raw: Summary | None) -> list[str]:
-    drain = row.of("drain", "rate")
+def cells(row: Row, raw: list[float]) -> list[str]:
+    of_raw = ratio(row.all("drain", "rate"), raw)
     return [
         _name(row),
         _cell(row, "send", number(row.of("send", "rate"))),
         _cell(row, "bulk", number(row.of("bulk", "rate"))),
-        _cell(row, "drain", with_spread(drain)),
-        _share(drain.median / raw.median) if drain and raw else NOTHING,
+        _cell(row, "drain", with_spread(row.of("drain", "rate"))),
+        _share(of_raw) if of_raw else NOTHING,
         _pair(row, "drain", "cpu_us", "server_us", " + "),
         number(row.of("drain", "rss_mb")),
         _cell(row, "latency", _pair(row, "latency", "p50_ms", "p99_ms", " / ")),
@@ -66,24 +66,25 @@ def notes(results: Results) -> str:
 
 def ratios(results: Results) -> str:
     """How many times the drain of each peer ours is, and how much more CPU a job costs there."""
-    rates = {row.peer: found.median for row in results.rows if (found := row.of("drain", "rate"))}
-    costs = {row.peer: cost for row in results.rows if (cost := cpu_of(row))}
+    rates = {row.peer: rates for row in results.rows if (rates := row.all("drain", "rate"))}
+    costs = {row.peer: costs for row in results.rows if (costs := cpu_of(row))}
     if OURS not in rates:
         return "skep has no drain in this run."
-    faster = {peer: rates[OURS] / rate for peer, rate in rates.items() if peer != OURS}
-    cheaper = {peer: cost / costs[OURS] for peer, cost in costs.items() if peer != OURS}
-    if not faster:
+    others = [peer for peer in rates if peer != OURS]
+    if not others:
         return "Drain of skep alone was measured."
+    faster = {peer: ratio(rates[OURS], rates[peer]) or 0.0 for peer in others}
+    cheaper = {peer: ratio(costs[peer], costs[OURS]) or 0.0 for peer in others}
     return (
         f"Drain of skep: {_times(faster)}.\n"
         f"CPU of worker and server for a job, compared with skep's: {_times(cheaper)}."
     )
 
 
-def cpu_of(row: Row) -> float:
-    """Microseconds of worker and server for one job; 0 where that is not known."""
-    worker, server = row.of("drain", "cpu_us"), row.of("drain", "server_us")
-    return worker.median + server.median if worker and server else 0.0
+def cpu_of(row: Row) -> list[float]:
+    """Microseconds of worker and server for one job, in each turn."""
+    pairs = zip(row.all("drain", "cpu_us"), row.all("drain", "server_us"), strict=True)
+    return [worker + server for worker, server in pairs]
 
 
 def _times(factors: dict[str, float]) -> str:

@@ -17,7 +17,7 @@ from harness.document import between_markers, section, write
 from harness.environments import ADAPTERS, Environment, last_words, package_name, without_version
 from harness.process import Adapter, StepFailed, ask
 from harness.results import Results, Row, dump, read
-from harness.statistics import Summary, percentile, summary
+from harness.statistics import Summary, percentile, ratio, summary
 from harness.tables import by_drain, digits, notes, number, ratios, table, with_spread
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -60,6 +60,12 @@ def test_what_has_no_number_is_left_out_of_a_summary() -> None:
     assert summary([math.nan, 2.0]) == Summary(2.0, 2.0, 2.0, 1)
     assert summary([math.nan]) is None
     assert summary([]) is None
+
+
+def test_ratios_are_taken_turn_by_turn() -> None:
+    assert ratio([10.0, 100.0, 30.0], [5.0, 50.0, 10.0]) == 2.0
+    assert ratio([10.0, 30.0], [5.0]) == 4.0
+    assert ratio([], [5.0]) is None
 
 
 @pytest.mark.parametrize(("share", "value"), [(0, 1.0), (50, 50.0), (99, 99.0), (100, 100.0)])
