@@ -17,7 +17,8 @@ from skep.testing.servers import other_postgres, serving
 settings.register_profile("skep", deadline=None)  # a busy machine is not a failing test
 settings.load_profile("skep")
 
-URLS = "SKEP_TEST_URLS"  # {"postgres": "postgresql://..."}: servers given from outside, or by the controller
+# {"postgres": "postgresql://...", "valkey": "redis://..."}: servers given from outside, or by the controller
+URLS = "SKEP_TEST_URLS"
 
 
 class Servers:
@@ -71,6 +72,27 @@ def pgbouncer_url() -> str:
     if "pgbouncer" not in _servers.urls():
         pytest.skip("there is no pgbouncer on PATH: install it (Debian: apt install pgbouncer)")
     return _servers.urls()["pgbouncer"]
+
+
+@pytest.fixture(scope="session")
+def valkey_url() -> str:
+    """A private Valkey, which keeps nothing on disk.  It is shared: use a prefix of your own."""
+    return _servers.urls()["valkey"]
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> str:
+    """The same with a Redis from PATH, where there is one."""
+    urls = _servers.urls()
+    if "redis" not in urls:
+        pytest.skip("there is no redis-server on PATH: apt install redis-server")
+    return urls["redis"]
+
+
+@pytest.fixture
+def prefix() -> str:
+    """For the names of keys that belong to this test alone."""
+    return f"skep-{uuid.uuid4().hex}"
 
 
 @pytest_asyncio.fixture

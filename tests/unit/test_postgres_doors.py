@@ -21,7 +21,7 @@ from skep.broker import Rule, RuleKind, Scope
 from skep.brokers.postgres import PostgresBroker
 from skep.job import Job, Lease, Record, UniqueUntil
 from skep.testing.make import HOLDER, SPAN, a_job
-from skep.testing.servers import candidates
+from skep.testing.binaries import candidates
 from skep.worker import Lane, Mode, Settings, Worker
 
 Ask = Callable[..., Any]

@@ -12,7 +12,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from skep.testing.servers import PostgresServer, candidates, postgres
+from skep.testing.binaries import candidates
+from skep.testing.servers import PostgresServer, postgres
 
 OWNER = """
 import time
@@ -69,6 +70,6 @@ def test_a_binary_of_ones_own_comes_first(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_no_server_at_all_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skep.testing.servers.candidates", lambda kind: iter(()))
+    monkeypatch.setattr("skep.testing.binaries.candidates", lambda kind: iter(()))
     with pytest.raises(FileNotFoundError, match="skep\\[servers\\]"):
         PostgresServer(tmp_path).start()

