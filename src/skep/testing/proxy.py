@@ -1,115 +1,130 @@
-"""A wire that can be cut: a TCP proxy on loopback that injects faults between a client and a server."""
+"""A TCP proxy on loopback that does to connections what networks do to them."""
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from contextlib import suppress
 from typing import Self
 
+_CHUNK = 65536
+
 
 class Proxy:
-    """`async with Proxy(port) as proxy:` forwards `proxy.port` to `port`, until it is told otherwise."""
+    """Stands before a server on loopback; use it as a context of the running loop.
 
-    def __init__(self, server_port: int) -> None:
-        self._server_port = server_port
+    With `tls` its own side is encrypted, for servers that cannot do that themselves.
+    """
+
+    def __init__(self, port: int, *, tls: ssl.SSLContext | None = None) -> None:
+        self.port = 0
+        self.accepted = 0
+        self._behind = port
+        self._tls = tls
+        self._server: asyncio.Server | None = None
         self._flowing = asyncio.Event()
         self._flowing.set()
-        self._lose_answer_to = b""
-        self._to_lose = 0
-        self._block_after: bytes | None = None
-        self._connections: set[_Wire] = set()
-        self.port = 0
-        self.lost = 0  # answers that never arrived
+        self._swallow = False
+        self._slice: int | None = None
+        self._corrupt = False
+        self._swallowed = asyncio.Event()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._listener = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        self.port = self._listener.sockets[0].getsockname()[1]
+        await self._listen()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._listener.close()
+        await self.refuse()
         self._flowing.set()
-        self.reset()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def block(self) -> None:
-        """Nothing passes any more, in either direction, and nobody is told: a black hole."""
+    def black_hole(self) -> None:
+        """Connections stay, and new ones are accepted, but nothing comes through any more."""
         self._flowing.clear()
 
-    def block_after(self, asked: bytes) -> None:
-        """Once: a black hole from the moment at which a request that contains `asked` has passed."""
-        self._block_after = asked
-
-    def unblock(self) -> None:
+    def restore(self) -> None:
+        """What was held back arrives now, as it does when packets are sent again."""
         self._flowing.set()
 
     def reset(self) -> None:
-        """Break all connections."""
-        for wire in list(self._connections):
-            wire.reset()
-
-    def lose_answer_to(self, asked: bytes, *, times: int = 1) -> None:
-        """Let the next requests that contain `asked` reach the server, and break before each answer."""
-        self._lose_answer_to = asked
-        self._to_lose = times
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            there = await asyncio.open_connection("127.0.0.1", self._server_port)
-        except OSError:
+        """Break every connection."""
+        for writer in self._writers:
             writer.transport.abort()
-            return
-        wire = _Wire(writer, there[1])
-        self._connections.add(wire)
+
+    def swallow_an_answer(self) -> None:
+        """Let the next command reach the server, and break its connection instead of answering it."""
+        self._swallow = True
+        self._swallowed.clear()
+
+    async def swallowed(self) -> None:
+        await self._swallowed.wait()
+
+    def slice(self, size: int | None) -> None:
+        """Pass on no more than so many bytes at once."""
+        self._slice = size
+
+    def corrupt_an_answer(self) -> None:
+        """Change the first byte of the next answer."""
+        self._corrupt = True
+
+    async def refuse(self) -> None:
+        """Break every connection and accept no other."""
+        if self._server is not None:
+            self._server.close()
+        self.reset()
+
+    async def accept(self) -> None:
+        """Again, on the same port."""
+        await self._listen()
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", self.port, ssl=self._tls)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            behind = await asyncio.open_connection("127.0.0.1", self._behind)
+        except BaseException as error:
+            writer.transport.abort()
+            if isinstance(error, OSError):
+                return
+            raise
+        self._writers |= {writer, behind[1]}
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._forward_requests(wire, reader, there[1]))
-                group.create_task(self._forward_answers(wire, there[0], writer))
-        except* (OSError, _Broken):
+                group.create_task(self._pass_on(reader, behind[1], answers=False))
+                group.create_task(self._pass_on(behind[0], writer, answers=True))
+        except* OSError:
             pass
         finally:
-            wire.reset()
-            self._connections.discard(wire)
+            self._writers -= {writer, behind[1]}
+            writer.transport.abort()
+            behind[1].transport.abort()
+            for one in (writer, behind[1]):
+                with suppress(OSError):
+                    await one.wait_closed()
 
-    async def _forward_requests(
-        self, wire: _Wire, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    async def _pass_on(
+        self, source: asyncio.StreamReader, to: asyncio.StreamWriter, *, answers: bool
     ) -> None:
-        while data := await reader.read(65536):
+        while data := await source.read(self._slice or _CHUNK):
             await self._flowing.wait()
-            if self._to_lose and self._lose_answer_to in data:
-                self._to_lose -= 1
-                wire.loses_answer = True
-            writer.write(data)
-            if self._block_after is not None and self._block_after in data:
-                self._block_after = None
-                self.block()
-            await writer.drain()
-        raise _Broken
-
-    async def _forward_answers(
-        self, wire: _Wire, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        while data := await reader.read(65536):
-            await self._flowing.wait()
-            if wire.loses_answer:
-                self.lost += 1
-                raise _Broken
-            writer.write(data)
-            await writer.drain()
-        raise _Broken
-
-
-class _Broken(Exception):
-    """One side has gone: so must the other."""
-
-
-class _Wire:
-    """One connection of a client, and the one that stands for it at the server."""
-
-    def __init__(self, *writers: asyncio.StreamWriter) -> None:
-        self._writers = writers
-        self.loses_answer = False
-
-    def reset(self) -> None:
-        for writer in self._writers:
-            with suppress(RuntimeError):  # the loop has gone
-                writer.transport.abort()
+            if answers and self._swallow:
+                self._swallow = False
+                self._swallowed.set()
+                raise ConnectionResetError
+            if answers and self._corrupt:
+                self._corrupt = False
+                data = b"!" + data[1:]
+            to.write(data)
+            await to.drain()
+        raise ConnectionResetError

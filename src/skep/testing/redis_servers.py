@@ -68,7 +68,7 @@ class RedisServer:
         assert self._process is not None
         return self._process.pid
 
-    def start(self, *, until: str | None = "PONG") -> None:
+    def start(self, *, until: str = "PONG") -> None:
         """Also after `stop` or `kill`, on the data and the port of before.
 
         `until` is a word in its answer to PING that says that it is up.
@@ -125,7 +125,7 @@ class RedisServer:
         commands = [parts] if password is None else [("AUTH", password), parts]
         reader = hiredis.Reader(encoding="utf-8", notEnoughData=Ellipsis)
         reply: Any = None
-        with socket.create_connection(("127.0.0.1", self.port), STOPS_WITHIN) as line:
+        with self._dial() as line:
             for command in commands:
                 line.sendall(hiredis.pack_command(command))  # type: ignore[arg-type]  # it means any length
                 while (reply := reader.gets()) is Ellipsis:
@@ -140,13 +140,21 @@ class RedisServer:
         lines = (line.partition(":") for line in self.ask("INFO", section).splitlines())
         return {name: value for name, colon, value in lines if colon}
 
-    def _answers(self, until: str | None) -> bool:
+    def _dial(self) -> socket.socket:
+        if self._settings.get("port") != 0:
+            return socket.create_connection(("127.0.0.1", self.port), STOPS_WITHIN)
+        line = socket.socket(socket.AF_UNIX)
+        line.settimeout(STOPS_WITHIN)
+        line.connect(str(self.folder / "socket"))
+        return line
+
+    def _answers(self, until: str) -> bool:
         """Ready means that it says so: the port is open before that, and it may still be reading its data."""
         try:
-            return until is None or until in str(self.ask("PING"))
+            return until in str(self.ask("PING"))
         except (OSError, hiredis.HiredisError) as error:
-            # One that wants a password, or TLS, or a certificate, is up as well.
-            return until == "PONG" and ("NOAUTH" in str(error) or "DENIED" in str(error))
+            # One that wants a password is up as well.
+            return until in str(error) or "NOAUTH" in str(error)
 
     def _written_configuration(self) -> Path:
         path = self.folder / "server.conf"
@@ -305,7 +313,10 @@ def _folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def redis(
-    kind: str = "valkey", *, durable: bool = False, settings: Mapping[str, object] | None = None
+    kind: str = "valkey",
+    *,
+    durable: bool = False,
+    settings: Mapping[str, object] | None = None,
 ) -> Iterator[RedisServer]:
     """A running server that is gone, with its data, after the block."""
     with _folder() as root:
