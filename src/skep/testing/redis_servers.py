@@ -145,7 +145,11 @@ class RedisServer:
             return socket.create_connection(("127.0.0.1", self.port), STOPS_WITHIN)
         line = socket.socket(socket.AF_UNIX)
         line.settimeout(STOPS_WITHIN)
-        line.connect(str(self.folder / "socket"))
+        try:
+            line.connect(str(self.folder / "socket"))
+        except OSError:
+            line.close()
+            raise
         return line
 
     def _answers(self, until: str) -> bool:
