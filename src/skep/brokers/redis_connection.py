@@ -8,6 +8,7 @@ The protocol is RESP2, whose replies are bytes, integers, lists and None on ever
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -173,6 +174,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(MOST_UNWRITTEN)
+        line: socket.socket = transport.get_extra_info("socket")
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # what stands between forgets the silent
         self.alive = True
 
     def data_received(self, data: bytes) -> None:

@@ -24,7 +24,8 @@ log = logging.getLogger("skep.redis")
 PING_EVERY = 15.0  # seconds of silence after which we make sure that the other side is still there
 BLOCK = 15
 MOST_LISTS = 32  # watched by one event loop: each needs a connection
-LISTEN_AGAIN = 1.0
+FIRST_PAUSE = 0.05  # seconds before listening begins anew; doubled each time, and jittered
+LAST_PAUSE = 5.0
 SPIN = 0.05  # seconds between two wake-ups for one and the same element
 _TROUBLE = (EngineError, Refused, AnswerLost, NotSent, OSError)
 
@@ -73,16 +74,18 @@ class Watch:
 
     async def _keep(self, act: Callable[[], Awaitable[None]]) -> None:
         """Go on for ever: without ears a worker still finds its jobs, only later."""
-        quiet = False
+        clock = asyncio.get_running_loop().time
+        failures = 0
         while True:
+            began = clock()
             try:
                 await act()
             except _TROUBLE as error:
-                log.log(
-                    logging.DEBUG if quiet else logging.WARNING, "no wake-ups for a moment: %s", said(error)
-                )
-                quiet = True
-            await asyncio.sleep(LISTEN_AGAIN * random.uniform(0.5, 1.5))
+                failures = 1 if clock() - began > LAST_PAUSE else failures + 1
+                level = logging.WARNING if failures == 1 else logging.DEBUG
+                log.log(level, "no wake-ups for a moment, only polling: %s", said(error))
+            pause = min(LAST_PAUSE, FIRST_PAUSE * 2 ** min(failures, 10))
+            await asyncio.sleep(pause * random.uniform(0.5, 1))
 
     # --- channels ------------------------------------------------------------------------
 
