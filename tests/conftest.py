@@ -76,7 +76,7 @@ def pgbouncer_url() -> str:
 
 @pytest.fixture(scope="session")
 def valkey_url() -> str:
-    """A private Valkey, which keeps nothing on disk.  It is shared: use a prefix of your own."""
+    """A private Valkey, which syncs every second at most.  It is shared: use a prefix of your own."""
     return _servers.urls()["valkey"]
 
 

@@ -204,6 +204,20 @@ class StorageFull(EngineError):
         self.where = where
 
 
+class MemoryFull(QueueFull, StorageFull):
+    """The server of the engine has no memory left for more jobs; those that it has go on."""
+
+    def __init__(self, queue: str, where: str) -> None:
+        EngineError.__init__(
+            self,
+            f"no memory left for {where}: nothing was put; try again when workers have made room, "
+            f"or give it more",
+        )
+        self.queue = queue
+        self.limit = 0
+        self.where = where
+
+
 class StorageBroken(EngineError):
     """The storage failed a write or a read; nothing is acknowledged until it is mended."""
 

@@ -10,9 +10,12 @@ from typing import Self
 import asyncpg
 import pytest
 
+from skep.address import Address
 from skep.broker import Engine
 from skep.brokers.memory import MemoryBroker
 from skep.brokers.postgres import PostgresBroker
+from skep.brokers.redis import RedisBroker
+from skep.brokers.redis_link import target_of
 from skep.brokers.sqlite import SQLiteBroker
 from skep.testing.clock import FakeClock
 from skep.testing.machine import check_engine
@@ -63,7 +66,14 @@ def postgres(postgres_url: str, schema: str) -> Make:
     return lambda clock: EmptyPostgres(postgres_url, schema=schema, clock=clock)
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture
+def valkey(valkey_url: str, prefix: str) -> Make:
+    numbers = count()
+    target = target_of(Address(valkey_url))
+    return lambda clock: RedisBroker(target, prefix=f"{prefix}-{next(numbers)}:", clock=clock)
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres", "valkey"])
 def make(request: pytest.FixtureRequest) -> Make:
     found: Make = request.getfixturevalue(request.param)
     return found

@@ -280,7 +280,7 @@ def main() -> None:
             urls["pgbouncer"] = stack.enter_context(pgbouncer(server.port))
         for kind in ("valkey", "redis"):
             if binary(kind) is not None:
-                urls[kind] = stack.enter_context(redis(kind)).url
+                urls[kind] = stack.enter_context(redis(kind, settings={"appendonly": "yes"})).url
         print(json.dumps(urls), flush=True)
         sys.stdin.read()
 

@@ -1,0 +1,220 @@
+-- Jobs come in, end, and step the batches that they belong to.
+
+local add, step  -- each may lead to the other: what ends may put a callback
+
+local function batch_key(batch, what)
+    return base .. 'batch:' .. batch .. (what or '')
+end
+
+-- Put what follows from a step; what is already there is left out.
+local function emit(drafts)
+    for _, d in ipairs(drafts) do
+        local taken = d.unique and redis.call('HEXISTS', base .. 'unique', d.unique) == 1
+        if not taken and not used(d.id) then
+            add(d)
+        end
+    end
+end
+
+-- One member of a batch counts as something else now: waiting, retrying or running.
+local function move_member(j, from, to)
+    if j.batch and not j.s.stepped and redis.call('EXISTS', batch_key(j.batch)) == 1 then
+        redis.call('HINCRBY', batch_key(j.batch), from, -1)
+        redis.call('HINCRBY', batch_key(j.batch), to, 1)
+    end
+end
+
+-- As what a waiting job counts in its batch.
+local function waits_as(j)
+    return ((j.s.failures or 0) > 0 or (j.s.crashes or 0) > 0) and 'retrying' or 'waiting'
+end
+
+-- One more member of a batch; false where that is finished or gone.  An id that has ended there before lives again.
+local function join(batch, id, number, as)
+    local key, ended = batch_key(batch), batch_key(batch, ':ended')
+    local facts = redis.call('HMGET', key, 'created', 'finished')
+    if not facts[1] or facts[2] then
+        return false
+    end
+    local before = redis.call('HGET', ended, id)
+    if before then
+        redis.call('HDEL', ended, id)
+        redis.call('HDEL', batch_key(batch, ':results'), id)
+        redis.call('HINCRBY', key, before:match('^[^\n]*'), -1)
+    else
+        redis.call('HINCRBY', key, 'total', 1)
+    end
+    redis.call('ZADD', batch_key(batch, ':members'), number, id)
+    redis.call('HINCRBY', key, as, 1)
+    return true
+end
+
+-- Put one job that is known to be new (T1).
+--
+-- d.id, d.head (flag and task), d.meta, d.body, d.queue, d.priority; and where there is one: d.chosen, d.unique,
+-- d.batch, d.member, d.delay (us), d.due (us, as text), d.expires (us, as text), d.expires_in (us).
+function add(d)
+    local seq = redis.call('INCR', base .. 'seq')
+    local j = {id = d.id, put = now, seq = seq, queue = d.queue, priority = d.priority, s = {}}
+    if d.due then
+        j.s.due = d.due
+    elseif d.delay then
+        j.s.due = whole(now + d.delay)
+    end
+    local expires = d.expires
+    if d.expires_in and (not expires or now + d.expires_in < tonumber(expires)) then
+        expires = whole(now + d.expires_in)
+    end
+    if expires then
+        j.s.expires = expires
+    end
+    if d.unique then
+        redis.call('HSET', base .. 'unique', d.unique, d.id)
+    end
+    if d.batch and not join(d.batch, d.id, d.member or 0, 'waiting') then
+        j.s.stepped = true
+    end
+    local record = d.head .. '\n' .. whole(now) .. '\n' .. whole(seq) .. '\n' .. d.meta .. '\n' .. d.body
+    redis.call('HSET', JOBS, d.id, record)
+    make_ready(j)
+    if next(j.s) then
+        save(j)
+    end
+    note_queue(d.queue)
+    count(d.queue, 'put', 1)
+end
+
+-- --- batches --------------------------------------------------------------------------------
+
+local function remove_batch(batch)
+    redis.call('DEL', batch_key(batch), batch_key(batch, ':members'), batch_key(batch, ':ended'), batch_key(batch, ':results'))
+    redis.call('ZREM', base .. 'batches', batch)
+    redis.call('ZREM', base .. 'batch_ends', batch)
+end
+
+local function batch_facts(batch)
+    local values = redis.call('HGETALL', batch_key(batch))
+    if #values == 0 then
+        return nil
+    end
+    local b = {}
+    for n = 1, #values, 2 do
+        b[values[n]] = values[n + 1]
+    end
+    for _, name in ipairs({'total', 'done', 'dead', 'cancelled', 'member', 'linger'}) do
+        b[name] = tonumber(b[name] or 0)
+    end
+    return b
+end
+
+-- A nested batch counts as one running member of its parent.
+local function step_parent(b, id, state)
+    if b.parent then
+        step(b.parent, id, 'running', state)
+    end
+end
+
+local function callbacks(b, names)
+    local calls = cmsgpack.unpack(b.calls)
+    local drafts = {}
+    for _, name in ipairs(names) do
+        drafts[#drafts + 1] = calls[name]
+    end
+    emit(drafts)
+end
+
+local function finish_batch(batch)
+    local key = batch_key(batch)
+    local b = batch_facts(batch)
+    local succeeded = b.done == b.total
+    redis.call('HSET', key, 'finished', whole(now), 'keep', whole(now + b.linger))
+    redis.call('ZADD', base .. 'batch_ends', whole(now + b.linger), batch)
+    callbacks(b, succeeded and {'on_succeeded', 'on_finished'} or {'on_finished'})
+    step_parent(b, batch, succeeded and 'done' or 'dead')
+    if b.linger == 0 then
+        remove_batch(batch)
+    end
+end
+
+local function finish_if_over(batch)
+    local b = batch_facts(batch)
+    if b and b.sealed and not b.finished and b.done + b.dead + b.cancelled == b.total then
+        finish_batch(batch)
+    end
+end
+
+-- One member of a batch, which counted there as `was`, has ended (B1).
+function step(batch, id, was, state, reason, result)
+    local key = batch_key(batch)
+    local ended = batch_key(batch, ':ended')
+    if redis.call('EXISTS', key) == 0 or not redis.call('ZSCORE', batch_key(batch, ':members'), id)
+        or redis.call('HEXISTS', ended, id) == 1 then
+        return
+    end
+    redis.call('HSET', ended, id, reason and (state .. '\n' .. reason) or state)
+    if result then
+        redis.call('HSET', batch_key(batch, ':results'), id, result)
+    end
+    redis.call('HINCRBY', key, was, -1)
+    redis.call('HINCRBY', key, state, 1)
+    if state ~= 'done' and redis.call('HSETNX', key, 'failed', 1) == 1 then
+        callbacks(batch_facts(batch), {'on_failed'})
+    end
+    finish_if_over(batch)
+end
+
+-- Open a batch; one that is there already keeps what it was opened with.
+local function open_batch(d)
+    local key = batch_key(d.id)
+    redis.call('HSET', key, 'body', d.body, 'calls', cmsgpack.pack(d.calls), 'linger', whole(d.linger),
+               'created', whole(now), 'member', d.member)
+    redis.call('ZADD', base .. 'batches', 0, d.id)
+    redis.call('ZADD', base .. 'batch_ends', whole(now + d.open_for), d.id)
+    if d.parent then
+        redis.call('HSET', key, 'parent', d.parent)
+        join(d.parent, d.id, d.member, 'running')
+    end
+end
+
+local function seal_batch(batch)
+    if redis.call('HSETNX', batch_key(batch), 'sealed', 1) == 0 then
+        return 0
+    end
+    redis.call('ZREM', base .. 'batch_ends', batch)
+    finish_if_over(batch)
+    return 1
+end
+
+-- --- ends -----------------------------------------------------------------------------------
+
+-- End a job that is no longer waiting or running, with all that follows.  `keep` is for how long (us) it is
+-- kept; nil or 0: not at all.  `was` is as what it counted in its batch.
+local function end_job(j, state, keep, was, reason, result)
+    free_key(j)
+    if j.chosen then
+        redis.call('ZADD', base .. 'known', whole(now + DAY_US), j.id)
+    end
+    if j.s.expires then
+        redis.call('ZREM', base .. 'expiring', j.id)
+    end
+    if j.batch and not j.s.stepped then
+        step(j.batch, j.id, was, state, reason, result)
+    end
+    j.s.stepped = true
+    if not keep or keep == 0 then
+        forget(j)
+        return
+    end
+    j.s.state, j.s.ended, j.s.keep, j.s.reason = state, now, now + keep, reason
+    if result then
+        redis.call('HSET', base .. 'results', j.id, result)
+    end
+    redis.call('ZADD', of_queue(j.queue, state), whole(now), scheduled_as(j))
+    redis.call('ZADD', base .. 'keep', whole(now + keep), j.id)
+    save(j)
+end
+
+-- End a job that has waited too long (T11); it stands nowhere any more.
+local function expire(j)
+    end_job(j, 'dead', dead_us, waits_as(j), 'expired')
+end

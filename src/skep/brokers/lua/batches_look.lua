@@ -1,0 +1,16 @@
+-- with: base
+-- The facts of up to ARGV[5] batches whose ids come after ARGV[6]; or, if ARGV[5] is 0, of the one with that id.
+local ids
+if ARGV[5] == '0' then
+    ids = {ARGV[6]}
+else
+    ids = redis.call('ZRANGEBYLEX', base .. 'batches', ARGV[6] == '' and '-' or '(' .. ARGV[6], '+', 'LIMIT', 0, ARGV[5])
+end
+local answer = {}
+for _, id in ipairs(ids) do
+    local facts = redis.call('HGETALL', base .. 'batch:' .. id)
+    if #facts > 0 then
+        answer[#answer + 1] = {id, facts}
+    end
+end
+return answer

@@ -1,0 +1,356 @@
+-- with: base jobs batches settling
+-- Settle one bundle of leases and take the next (T2, T4-T7, T10, T12): all of it, or only one half.
+--
+-- ARGV[5]   how many groups of leases end as plainly as can be: done, nothing to keep, nothing to emit; of each
+--           group its queue, how many, their ids, their fences
+-- then      how many other leases end; of each its id, its fence, its outcome as MessagePack
+-- then      span (us), holder, limit of all, how many queues; of each its name and how many jobs are wanted
+--
+-- Gives {now, numbers of the leases that were lost (as they stood in the arguments), first fence,
+--        for each queue {how many were leased, how many wait at the door},
+--        for each job its id, its record, and what is new about it}.
+
+-- Where maxmemory is reached, Redis refuses a script whose first write could need memory, but never stops one
+-- that has written already.  What ends and takes jobs is what makes room again, so it must not be refused.
+redis.call('DEL', base .. 'nothing')
+
+local at = 4
+local function argument()
+    at = at + 1
+    return ARGV[at]
+end
+
+-- --- what has ended -------------------------------------------------------------------------
+
+local lost, released = {}, {}
+local number = 0  -- of the lease, counted from 1
+local limited = redis.call('EXISTS', base .. 'limits') == 1
+local PLAIN = string.byte('P')
+
+local function settle_slowly(n, id, fence, outcome)
+    local j, run = leased(id, fence)
+    if not j or not settle_one(j, run, outcome, released) then
+        lost[#lost + 1] = n
+    end
+end
+
+local function forget_plain(queue, ids)
+    if #ids == 0 then
+        return
+    end
+    for _, key in ipairs({of_queue(queue, 'running'), JOBS, STATE}) do
+        in_chunks('HDEL', key, ids)
+    end
+    in_chunks('ZREM', LEASES, ids)
+    count(queue, 'deleted', #ids)
+end
+
+local function settle_group()
+    local queue, n = argument(), tonumber(argument())
+    local running = of_queue(queue, 'running')
+    local gone = {}
+    for first = 1, n, CHUNK do
+        local last = math.min(first + CHUNK - 1, n)
+        local runs = redis.call('HMGET', running, unpack(ARGV, at + first, at + last))
+        for k = first, last do
+            local run, id, fence = runs[k - first + 1], ARGV[at + k], ARGV[at + n + k]
+            local expected = fence .. '\n'
+            if not run or run:sub(2, #expected + 1) ~= expected then
+                lost[#lost + 1] = number + k
+            elseif run:byte() == PLAIN and not limited then
+                gone[#gone + 1] = id
+            else
+                settle_slowly(number + k, id, fence, {kind = 'done'})
+            end
+        end
+    end
+    forget_plain(queue, gone)
+    number = number + n
+    at = at + 2 * n
+end
+
+for _ = 1, tonumber(argument()) do
+    settle_group()
+end
+for _ = 1, tonumber(argument()) do
+    number = number + 1
+    local id, fence = argument(), argument()
+    settle_slowly(number, id, fence, cmsgpack.unpack(argument()))
+end
+to_front(released)
+
+-- --- what comes next ------------------------------------------------------------------------
+
+local span, holder = tonumber(argument()), argument()
+local limit = tonumber(argument())
+local ruled = redis.call('EXISTS', base .. 'rules') == 1
+local until_us = whole(now + span)
+local since = '\n' .. whole(now) .. '\n'
+-- A fence grows with the time as well: on a replica that took over and does not know the last leases, none of
+-- its own may look like one of them.
+local first_fence = math.max(tonumber(redis.call('GET', base .. 'fence') or 0) + 1, now)
+local fence = first_fence - 1
+local taken = {}
+
+-- A bundle that has begun to run: what is written of it goes in few commands.
+local runs, leases = {}, {}
+
+local function start(id, record, state)
+    local attempt, known = 1, ''
+    fence = fence + 1
+    if state then
+        local s = cmsgpack.unpack(state)
+        attempt = (s.attempts or 0) + 1
+        known = attempt .. ' ' .. (s.failures or 0) .. ' ' .. (s.crashes or 0)
+    end
+    runs[#runs + 1] = id
+    runs[#runs + 1] = record:sub(1, 1) .. whole(fence) .. since .. attempt .. '\n' .. holder
+    leases[#leases + 1] = until_us
+    leases[#leases + 1] = id
+    taken[#taken + 1] = id
+    taken[#taken + 1] = record
+    taken[#taken + 1] = known
+end
+
+local function write_runs(queue)
+    in_chunks('HSET', of_queue(queue, 'running'), runs)
+    in_chunks('ZADD', LEASES, leases)
+    runs, leases = {}, {}
+end
+
+-- Where there is more to a job than its body: gives false if it has ended instead of starting.
+local function may_start(j)
+    if j.s.expires and tonumber(j.s.expires) <= now then
+        expire(j)
+        return false
+    end
+    if j.until_started then
+        free_key(j)
+    end
+    if j.s.expires then
+        redis.call('ZREM', base .. 'expiring', j.id)
+    end
+    move_member(j, waits_as(j), 'running')
+    return true
+end
+
+-- What these entries of a list mean: ids, without those that were struck out.
+local function standing(entries, void)
+    local struck = redis.call('EXISTS', void) == 1
+    local ids = {}
+    for _, entry in ipairs(entries) do
+        if not struck or redis.call('SREM', void, entry) == 0 then
+            ids[#ids + 1] = entry:find('\n', 1, true) and entry:match('^[^\n]*') or entry
+        end
+    end
+    return ids
+end
+
+local function take_ids(ids)
+    local n = 0
+    local records = redis.call('HMGET', JOBS, unpack(ids))
+    local states = redis.call('HMGET', STATE, unpack(ids))
+    for k, id in ipairs(ids) do
+        local record, state = records[k], states[k]
+        if record and (record:byte() == PLAIN or may_start(made(id, record, state))) then
+            start(id, record, state)
+            n = n + 1
+        end
+    end
+    return n
+end
+
+-- Without rules: whole pieces of the line, from the front.
+local function take_from(queue, priority, want)
+    local front = of_queue(queue, 'front')
+    local line, void = of_queue(queue, 'line:' .. priority), of_queue(queue, 'void:' .. priority)
+    local n = 0
+    if redis.call('EXISTS', front) == 1 then
+        local lowest, highest = places(priority)
+        while n < want do
+            local ids = redis.call('ZRANGEBYSCORE', front, lowest, highest, 'LIMIT', 0, math.min(want - n, CHUNK))
+            if #ids == 0 then
+                break
+            end
+            redis.call('ZREM', front, unpack(ids))
+            n = n + take_ids(ids)
+        end
+    end
+    while n < want do
+        local entries = redis.call('LPOP', line, math.min(want - n, CHUNK))
+        if not entries then
+            redis.call('ZREM', of_queue(queue, 'ranks'), priority)
+            break
+        end
+        local ids = standing(entries, void)
+        if #ids > 0 then
+            n = n + take_ids(ids)
+        end
+    end
+    return n
+end
+
+-- --- with rules -----------------------------------------------------------------------------
+
+-- How many more may run because of the rules on one queue, task or key.
+local function room(scope, name)
+    local rules = redis.call('HMGET', base .. 'rules', 'pause:' .. scope .. ':' .. name, 'block:' .. scope .. ':' .. name,
+                             'limit:' .. scope .. ':' .. name)
+    if rules[1] or rules[2] then
+        return 0
+    end
+    if not rules[3] then
+        return math.huge
+    end
+    local running
+    if scope == 'queue' then
+        running = redis.call('HLEN', of_queue(name, 'running')) + #runs / 2
+    else
+        running = tonumber(redis.call('HGET', base .. 'limits', scope .. ':' .. name) or 0)
+    end
+    return tonumber(rules[3]) - running
+end
+
+-- Let those stand in line again, in their old places, whose rule keeps them back no more; gives how many.
+local function unhold(queue, want)
+    local holds, front = of_queue(queue, 'holds'), of_queue(queue, 'front')
+    local n = 0
+    for _, group in ipairs(redis.call('SMEMBERS', holds)) do
+        local scope, name = group:match('^(%a+):(.*)$')
+        local most = math.min(want, room(scope, name))
+        if most > 0 then
+            local held = of_queue(queue, 'held:' .. group)
+            local back = redis.call('ZRANGE', held, 0, most - 1, 'WITHSCORES')
+            for k = 1, #back, 2 do
+                redis.call('ZREM', held, back[k])
+                redis.call('ZADD', front, back[k + 1], back[k])
+                n = n + 1
+            end
+            if redis.call('EXISTS', held) == 0 then
+                redis.call('SREM', holds, group)
+            end
+        end
+    end
+    return n
+end
+
+local function hold(j, number, scope, name)
+    local group = scope .. ':' .. name
+    number = number or whole(place(j, redis.call('HINCRBY', of_queue(j.queue, 'tally'), 'back', 1)))
+    redis.call('SADD', of_queue(j.queue, 'holds'), group)
+    redis.call('ZADD', of_queue(j.queue, 'held:' .. group), number, j.id)
+    j.s.entry = nil
+    save(j)
+end
+
+-- The next of one line: its id, and its place if it is before the list.
+local function next_of_line(queue, priority)
+    local front = of_queue(queue, 'front')
+    local lowest, highest = places(priority)
+    local first = redis.call('ZRANGEBYSCORE', front, lowest, highest, 'WITHSCORES', 'LIMIT', 0, 1)
+    if #first > 0 then
+        redis.call('ZREM', front, first[1])
+        return first[1], first[2]
+    end
+    while true do
+        local entry = redis.call('LPOP', of_queue(queue, 'line:' .. priority))
+        if not entry then
+            return nil
+        end
+        local ids = standing({entry}, of_queue(queue, 'void:' .. priority))
+        if #ids > 0 then
+            return ids[1]
+        end
+    end
+end
+
+local function next_of(queue)
+    for _, priority in ipairs(redis.call('ZRANGE', of_queue(queue, 'ranks'), 0, -1)) do
+        local id, number = next_of_line(queue, priority)
+        if id then
+            return id, number
+        end
+    end
+    return nil
+end
+
+-- Start this job, unless it has expired or a rule keeps it back: then false.
+local function start_or_hold(j, number)
+    if j.s.expires and tonumber(j.s.expires) <= now then
+        expire(j)
+        return false
+    end
+    if room('task', j.task) <= 0 then
+        hold(j, number, 'task', j.task)
+        return false
+    end
+    if j.key and room('key', j.key) <= 0 then
+        hold(j, number, 'key', j.key)
+        return false
+    end
+    may_start(j)
+    start(j.id, redis.call('HGET', JOBS, j.id), redis.call('HGET', STATE, j.id))
+    count_run(j, 1)
+    return true
+end
+
+-- One by one: each is taken, has expired, or is set aside with its place.  Where one that was let go is not taken
+-- after all, the next of those held must stand in line before we go on.
+local function take_ruled(queue, want)
+    local n = 0
+    want = math.min(want, room('queue', queue))
+    if want <= 0 then
+        return 0
+    end
+    local unheld = unhold(queue, want)
+    while n < want do
+        local id, number = next_of(queue)
+        if not id then
+            break
+        end
+        local j = load(id)
+        if j and start_or_hold(j, number) then
+            n = n + 1
+        elseif unheld > 0 then
+            unheld = unheld + unhold(queue, want - n)
+        end
+    end
+    return n
+end
+
+-- --- all of them ----------------------------------------------------------------------------
+
+local function take(queue, want)
+    if redis.call('EXISTS', of_queue(queue, 'scheduled')) == 1 then
+        promote(queue, CHUNK)
+    end
+    local n = 0
+    if ruled or redis.call('EXISTS', of_queue(queue, 'holds')) == 1 then
+        n = take_ruled(queue, want)
+    else
+        for _, priority in ipairs(redis.call('ZRANGE', of_queue(queue, 'ranks'), 0, -1)) do
+            n = n + take_from(queue, priority, want - n)
+            if n >= want then
+                break
+            end
+        end
+    end
+    write_runs(queue)
+    return n
+end
+
+local per_queue = {}
+local total = 0
+for _ = 1, tonumber(argument()) do
+    local queue, want = argument(), tonumber(argument())
+    want = math.min(want, limit - total)
+    local n = want > 0 and take(queue, want) or 0
+    total = total + n
+    per_queue[#per_queue + 1] = n
+    per_queue[#per_queue + 1] = n < want and redis.call('LLEN', of_queue(queue, 'incoming')) or 0
+end
+if total > 0 then
+    redis.call('SET', base .. 'fence', whole(fence))
+end
+tell_woken()
+return {whole(now), lost, whole(first_fence), per_queue, taken}

@@ -1,0 +1,3 @@
+-- with: base
+-- Now, and all schedules: name and MessagePack.
+return {whole(now), redis.call('HGETALL', base .. 'schedules')}

@@ -1,0 +1,118 @@
+-- with: base jobs batches settling
+-- Do what time asks for: promote, reap (T8), expire (T11), forget.  Each kind of work at most ARGV[5] times;
+-- ARGV[6] is how many dead jobs of each queue are kept, or ''.
+--
+-- Gives how many were promoted, reaped, expired and removed, when there is something to do next (us, or ''), and
+-- the queues at whose doors something waits.
+
+redis.call('DEL', base .. 'nothing')  -- so that maxmemory does not refuse us: see exchange.lua
+
+local most, dead_max = tonumber(ARGV[5]), tonumber(ARGV[6])
+local queues = redis.call('ZRANGE', base .. 'queues', 0, -1)
+local promoted, removed = 0, 0
+local doors = {}
+
+for _, queue in ipairs(queues) do
+    local n = promote(queue, most - promoted)
+    if n > 0 then
+        promoted = promoted + n
+        wake(queue)
+    end
+    if redis.call('EXISTS', of_queue(queue, 'incoming')) == 1 then
+        doors[#doors + 1] = queue
+    end
+end
+
+local function past(key)
+    return redis.call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, most)
+end
+
+local lost = {}
+for _, id in ipairs(past(LEASES)) do
+    local j = load(id)
+    local run = j and run_of(j)
+    if run then
+        lost[#lost + 1] = {j = j, run = run}
+    else
+        redis.call('ZREM', LEASES, id)
+    end
+end
+table.sort(lost, function(one, other) return tonumber(one.run.fence) < tonumber(other.run.fence) end)
+local released = {}
+for _, it in ipairs(lost) do
+    reap_one(it.j, it.run, released)
+end
+to_front(released)
+
+local expired = 0
+for _, id in ipairs(past(base .. 'expiring')) do
+    local j = load(id)
+    redis.call('ZREM', base .. 'expiring', id)
+    if j then
+        unplace(j)
+        expire(j)
+        expired = expired + 1
+    end
+end
+
+local function remove(ids)
+    for _, id in ipairs(ids) do
+        local j = load(id)
+        if j then
+            forget(j)
+            removed = removed + 1
+        end
+    end
+end
+
+local old = past(base .. 'keep')
+remove(old)
+if dead_max then
+    for _, queue in ipairs(queues) do
+        local shelf = of_queue(queue, 'dead')
+        local excess = math.min(most, redis.call('ZCARD', shelf) - dead_max)
+        if excess > 0 then
+            local ids = {}
+            for _, member in ipairs(redis.call('ZRANGE', shelf, 0, excess - 1)) do
+                ids[#ids + 1] = scheduled_id(member)
+            end
+            remove(ids)
+        end
+    end
+end
+for _, what in ipairs({'known', 'tokens'}) do
+    redis.call('ZREMRANGEBYSCORE', base .. what, '-inf', now)
+end
+for _, batch in ipairs(past(base .. 'batch_ends')) do
+    local b = batch_facts(batch)
+    remove_batch(batch)
+    if b and not b.finished then
+        step_parent(b, batch, 'cancelled')
+    end
+end
+
+-- --- what comes next ------------------------------------------------------------------------
+
+local next_us
+local function consider(moment)
+    if moment and moment > now and not (next_us and next_us < moment) then
+        next_us = moment
+    end
+end
+
+local function consider_first_of(key)
+    consider(tonumber(redis.call('ZRANGEBYSCORE', key, '(' .. whole(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
+end
+
+consider_first_of(LEASES)
+for _, queue in ipairs(queues) do
+    consider_first_of(of_queue(queue, 'scheduled'))
+end
+for _, packed in ipairs(redis.call('HVALS', base .. 'schedules')) do
+    local schedule = cmsgpack.unpack(packed)
+    if not schedule.paused then
+        consider(tonumber(schedule.next))
+    end
+end
+tell_woken()
+return {promoted, #lost, expired, removed, next_us and whole(next_us) or '', doors}

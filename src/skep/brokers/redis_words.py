@@ -1,0 +1,497 @@
+"""What the Lua scripts are told, and what their answers mean: pure functions, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from importlib.resources import files
+from itertools import islice
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from skep import wire
+from skep.batch import Batch, BatchStatus, Member, batch_state
+from skep.brokers.redis_script import Script
+from skep.clock import from_us, span_us, to_us
+from skep.errors import BrokenPayload
+from skep.job import (
+    MAX_CRASHES,
+    Broken,
+    Cancelled,
+    Dead,
+    Done,
+    Error,
+    Event,
+    Job,
+    Lease,
+    Outcome,
+    Progress,
+    Record,
+    Release,
+    Retry,
+    Snooze,
+    State,
+    UniqueUntil,
+    describe,
+    new_id,
+    storable,
+)
+from skep.life import NOTE_MAX
+from skep.schedule import Schedule, ScheduleRecord
+
+Argument = bytes | str | int
+Row = Sequence[Any]
+
+BROKEN_TASK = "(broken)"  # of what was pushed and names none
+MOST_NAMES = 10_000  # kept for the next time
+
+_json = msgspec.json.Encoder()
+_packer = msgspec.msgpack.Encoder()
+_error = msgspec.json.Decoder(Error)
+_progress = msgspec.json.Decoder(Progress)
+_batch = msgspec.json.Decoder(Batch)
+_schedule = msgspec.json.Decoder(Schedule)
+_DONE = Done()
+_PARTS = "-- with: "
+_PLAIN = ord("P")
+
+
+def load_scripts() -> dict[str, Script]:
+    """Every script in lua/ that says in its first line of which parts it is made."""
+    folder = files("skep.brokers") / "lua"
+    texts = {entry.name.removesuffix(".lua"): entry.read_text("utf-8") for entry in folder.iterdir()}
+    return {
+        name: Script(name, "\n".join([*(texts[part] for part in _parts(whole)), whole]).encode())
+        for name, whole in texts.items()
+        if whole.startswith(_PARTS)
+    }
+
+
+def _parts(script: str) -> list[str]:
+    return script.partition("\n")[0].removeprefix(_PARTS).split()
+
+
+def text(value: Any) -> str:
+    return _json.encode(value).decode()
+
+
+def packed(value: Any) -> bytes:
+    return _packer.encode(value)
+
+
+def _bytes(data: bytes) -> msgspec.Raw:
+    """Bytes for `packed`: Lua knows only one kind of string, and its MessagePack only the older one."""
+    return msgspec.Raw(b"\xdb" + len(data).to_bytes(4, "big") + data)
+
+
+# --- jobs that are put -------------------------------------------------------------------
+
+
+class Meta(Struct, omit_defaults=True):
+    """What a record says of a job besides its task and its body; Lua reads it."""
+
+    queue: str
+    priority: int = 0
+    max_crashes: int = MAX_CRASHES
+    chosen: bool = False
+    unique: str | None = None
+    until_started: bool = False
+    key: str | None = None
+    batch: str | None = None
+    member: int = 0
+
+
+_meta = msgspec.json.Decoder(Meta)
+
+
+def is_plain(job: Job) -> bool:
+    """Whether it can be put without a draft: due now, remembered by nobody, alone."""
+    return not (
+        job.delay_ms
+        or job.chosen
+        or job.due_at is not None
+        or job.unique is not None
+        or job.batch is not None
+        or job.key is not None
+        or job.expires_at is not None
+        or job.expires_in_ms is not None
+    )
+
+
+class Kinds:
+    """Plain jobs of one task, queue and priority are told together: see put_plain.lua."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str, int, int], tuple[Argument, ...]] = {}
+
+    def arguments(self, jobs: Sequence[Job]) -> list[Argument]:
+        numbers: dict[tuple[str, str, int, int], int] = {}
+        kinds: list[Argument] = []
+        told: list[Argument] = []
+        for job in jobs:
+            kind = (job.task, job.queue, job.priority, job.max_crashes)
+            number = numbers.get(kind)
+            if number is None:
+                number = numbers[kind] = len(numbers) + 1
+                kinds += self._told(kind)
+            told += (number, job.id, wire.encode(job))
+        return [len(numbers), *kinds, len(jobs), *told]
+
+    def _told(self, kind: tuple[str, str, int, int]) -> tuple[Argument, ...]:
+        found = self._known.get(kind)
+        if found is None:
+            task, queue, priority, max_crashes = kind
+            meta = _json.encode(Meta(queue, priority, max_crashes))
+            found = (queue, priority, f"P{task}", meta)
+            if len(self._known) < MOST_NAMES:
+                self._known[kind] = found
+        return found
+
+
+def draft(job: Job, body: bytes, queue: str | None = None) -> dict[str, object]:
+    """A job as add() in batches.lua takes it."""
+    queue = queue or job.queue
+    meta = Meta(
+        queue,
+        job.priority,
+        job.max_crashes,
+        job.chosen,
+        job.unique,
+        job.unique is not None and job.unique_until is UniqueUntil.STARTED,
+        job.key,
+        job.batch,
+        job.member,
+    )
+    expires = job.expires_at is not None or job.expires_in_ms is not None
+    flag = "X" if job.chosen or job.unique is not None or job.batch is not None or expires else "P"
+    facts: dict[str, object] = {
+        "id": job.id,
+        "head": f"{flag}{job.task}",
+        "meta": _bytes(_json.encode(meta)),
+        "body": _bytes(body),
+        "queue": queue,
+        "priority": job.priority,
+    }
+    if job.unique is not None:
+        facts["unique"] = job.unique
+    if job.batch is not None:
+        facts["batch"] = job.batch
+        facts["member"] = job.member
+    if job.due_at is not None:
+        facts["due"] = str(to_us(job.due_at))
+    elif job.delay_ms:
+        facts["delay"] = job.delay_ms * 1000
+    if job.expires_at is not None:
+        facts["expires"] = str(to_us(job.expires_at))
+    if job.expires_in_ms is not None:
+        facts["expires_in"] = job.expires_in_ms * 1000
+    return facts
+
+
+def batch_draft(batch: Batch) -> dict[str, object]:
+    calls = {
+        "on_failed": batch.on_failed,
+        "on_succeeded": batch.on_succeeded,
+        "on_finished": batch.on_finished,
+    }
+    facts: dict[str, object] = {
+        "id": batch.id,
+        "body": text(batch),
+        "calls": {when: draft(job, wire.encode(job)) for when, job in calls.items() if job is not None},
+        "linger": batch.linger_ms * 1000,
+        "open_for": batch.open_for_ms * 1000,
+        "member": batch.member,
+    }
+    if batch.parent is not None:
+        facts["parent"] = batch.parent
+    return facts
+
+
+def taken_in(queue: str, pushed: bytes) -> bytes:
+    """What a stranger pushed at the door of a queue, as take_in.lua takes it.
+
+    It is a job of this queue whatever it says itself, and gets an id if it has none.  What is no job at all
+    goes to the broken shelf as it came.
+    """
+    try:
+        job, body = _read(queue, pushed)
+    except BrokenPayload as error:
+        return packed(_shelved(queue, pushed, error))
+    return packed({"job": draft(job, body)})
+
+
+def _read(queue: str, pushed: bytes) -> tuple[Job, bytes]:
+    wire.check_limits(pushed)
+    try:
+        facts = msgspec.json.decode(pushed, type=dict[str, msgspec.Raw])
+    except msgspec.MsgspecError:
+        return wire.decode(pushed), pushed  # it says better what is wrong
+    if "id" in facts and facts.get("queue") == _json.encode(queue):
+        return wire.decode(pushed), pushed
+    facts["queue"] = msgspec.Raw(_json.encode(queue))
+    facts.setdefault("id", msgspec.Raw(_json.encode(new_id())))
+    body = _json.encode(facts)
+    return wire.decode(body), body
+
+
+def _shelved(queue: str, pushed: bytes, error: BrokenPayload) -> dict[str, object]:
+    kept = Job(id=new_id(), task=BROKEN_TASK, queue=queue)
+    return {"broken": draft(kept, pushed), "error": text(describe(error))}
+
+
+# --- leases that end, leases that begin --------------------------------------------------
+
+
+class Settling:
+    """A bundle of outcomes as exchange.lua takes it: the plainest ones by queue, the others one by one."""
+
+    def __init__(self, outcomes: Sequence[tuple[Lease, Outcome]]) -> None:
+        self._leases = [lease for lease, _ in outcomes]
+        self._order: list[int] = []
+        # Where a lease is there twice their order counts, and nothing may be moved.
+        unique = len({lease.fence for lease in self._leases}) == len(outcomes)
+        groups: dict[str, list[int]] = {}
+        others: list[int] = []
+        for n, (lease, outcome) in enumerate(outcomes):
+            if unique and outcome == _DONE:
+                groups.setdefault(lease.queue, []).append(n)
+            else:
+                others.append(n)
+        arguments: list[Argument] = [len(groups)]
+        for queue, numbers in groups.items():
+            arguments += (queue, len(numbers))
+            arguments += [self._leases[n].id for n in numbers]
+            arguments += [self._leases[n].fence for n in numbers]
+            self._order += numbers
+        arguments.append(len(others))
+        for n in others:
+            lease, outcome = outcomes[n]
+            arguments += (lease.id, lease.fence, packed(told(outcome)))
+        self._order += others
+        self.arguments = arguments
+
+    def lost(self, numbers: Sequence[int]) -> list[Lease]:
+        """The leases that the script counted as these, in the order of the bundle."""
+        return [self._leases[n] for n in sorted(self._order[number - 1] for number in numbers)]
+
+
+def told(outcome: Outcome) -> dict[str, object]:
+    """An outcome as settle_one() in settling.lua takes it: what there is not is left out."""
+    facts: dict[str, object]
+    match outcome:
+        case Done(result=result, keep=keep, emit=emit):
+            emitted = [draft(job, wire.encode(job)) for job in emit]
+            result_bytes = None if result is None else _bytes(result)
+            facts = {"kind": "done", "keep": _us(keep), "result": result_bytes, "emit": emitted or None}
+        case Retry(delay=delay, error=error, queue=queue):
+            note = storable(f"{error.type}: {error.message}"[:NOTE_MAX]) if error else ""
+            facts = {"kind": "retry", "delay": _us(delay), "error": error, "queue": queue, "note": note}
+        case Dead(reason=reason, error=error, keep=keep):
+            facts = {"kind": "dead", "reason": storable(reason), "error": error, "keep": _us(keep)}
+        case Snooze(delay=delay):
+            facts = {"kind": "snooze", "delay": _us(delay)}
+        case Release():
+            facts = {"kind": "release"}
+        case Cancelled(error=error):
+            facts = {"kind": "cancelled", "error": error}
+        case Broken(error=error):
+            facts = {"kind": "broken", "error": error}
+    if facts.get("error") is not None:
+        facts["error"] = text(facts["error"])
+    return {name: fact for name, fact in facts.items() if fact is not None}
+
+
+def _us(span: timedelta | None) -> int | None:
+    return None if span is None else span_us(span)
+
+
+_tasks: dict[bytes, str] = {}
+
+
+def leases_from(
+    taken: Sequence[bytes], queues: Iterable[str], counts: Sequence[int], fence: int, until: datetime
+) -> list[Lease]:
+    """The leases in an answer of exchange.lua, whose fences follow one another."""
+    leases: list[Lease] = []
+    put_before, put_at = b"", until
+    rows = zip(taken[::3], taken[1::3], taken[2::3], strict=True)
+    for queue, n in zip(queues, counts, strict=True):
+        for job_id, record, known in islice(rows, n):
+            head, put, _, meta, body = record.split(b"\n", 4)
+            if put != put_before:  # jobs of one put share it
+                put_before, put_at = put, from_us(int(put))
+            attempt, failures, crashes = map(int, known.split()) if known else (1, 0, 0)
+            leases.append(
+                Lease(
+                    job_id.decode(),
+                    fence,
+                    _tasks.get(head) or _named(head),
+                    queue,
+                    body,
+                    attempt,
+                    failures,
+                    crashes,
+                    until,
+                    put_at,
+                    None if head[0] == _PLAIN else _meta.decode(meta).batch,
+                )
+            )
+            fence += 1
+    return leases
+
+
+def _named(head: bytes) -> str:
+    task = head[1:].decode()
+    if len(_tasks) < MOST_NAMES:
+        _tasks[head] = task
+    return task
+
+
+# --- what is looked at -------------------------------------------------------------------
+
+
+class Changed(Struct):
+    """What has changed about a job since it was put.  Times may be text: Lua's numbers end in 2255."""
+
+    queue: str | None = None
+    due: str | None = None
+    expires: str | None = None
+    attempts: int = 0
+    failures: int = 0
+    crashes: int = 0
+    fence: int = 0
+    started: int | None = None
+    cancel: bool = False
+    state: str | None = None
+    ended: int | None = None
+    keep: int | None = None
+    reason: str | None = None
+    error: str | None = None
+    progress: str | None = None
+    log: list[str] = []
+    history: list[tuple[int, str, int, int, str, str]] = []
+
+
+_changed = msgspec.msgpack.Decoder(Changed)
+_UNCHANGED = Changed()
+
+
+def record_from(row: Row) -> Record | None:
+    """A row of look.lua."""
+    job_id, record, state, run, ends, result = row
+    if record is None:
+        return None
+    head, put, _, meta_text, body = record.split(b"\n", 4)
+    meta = _meta.decode(meta_text)
+    now = _changed.decode(state) if state else _UNCHANGED
+    put_us = int(put)
+    attempts, fence, started, holder = now.attempts, now.fence, now.started, None
+    if run is not None:
+        fence, started, attempts, holder = _run(run)
+    stands = State(now.state) if now.state else State.READY if run is None else State.RUNNING
+    return Record(
+        id=job_id.decode(),
+        task=head[1:].decode(),
+        queue=now.queue or meta.queue,
+        state=stands,
+        body=body,
+        priority=meta.priority,
+        put_at=from_us(put_us),
+        due_at=from_us(put_us if now.due is None else int(now.due)),
+        expires_at=None if now.expires is None else from_us(int(now.expires)),
+        attempts=attempts,
+        failures=now.failures,
+        crashes=now.crashes,
+        fence=fence,
+        holder=holder,
+        started_at=_moment(started),
+        lease_until=None if ends is None else from_us(int(ends)),
+        cancel_requested=now.cancel,
+        ended_at=_moment(now.ended),
+        keep_until=_moment(now.keep),
+        reason=now.reason,
+        error=None if now.error is None else _error.decode(now.error),
+        result=result,
+        unique=meta.unique,
+        key=meta.key,
+        batch=meta.batch,
+        member=meta.member,
+        progress=None if now.progress is None else _progress.decode(now.progress),
+        log=tuple(now.log),
+        history=tuple(Event(from_us(event[0]), *event[1:]) for event in now.history),
+    )
+
+
+def _run(value: bytes) -> tuple[int, int, int, str]:
+    fence, started, attempt, holder = value[1:].split(b"\n", 3)
+    return int(fence), int(started), int(attempt), holder.decode()
+
+
+def _moment(us: int | None) -> datetime | None:
+    return None if us is None else from_us(us)
+
+
+def status_from(batch: bytes, facts: Sequence[bytes]) -> BatchStatus:
+    """The facts of batches_look.lua, each after its name."""
+    known = dict(zip(facts[::2], facts[1::2], strict=True))
+
+    def number(name: bytes) -> int:
+        return int(known.get(name, 0))
+
+    def moment(name: bytes) -> datetime | None:
+        return from_us(int(known[name])) if name in known else None
+
+    created = moment(b"created")
+    assert created is not None
+    total, sealed = number(b"total"), b"sealed" in known
+    counts = {"done": number(b"done"), "dead": number(b"dead"), "cancelled": number(b"cancelled")}
+    opened = _batch.decode(known[b"body"])
+    return BatchStatus(
+        id=batch.decode(),
+        state=batch_state(sealed=sealed, total=total, **counts),
+        sealed=sealed,
+        total=total,
+        enqueued=number(b"waiting"),
+        retrying=number(b"retrying"),
+        running=number(b"running"),
+        **counts,
+        created_at=created,
+        finished_at=moment(b"finished"),
+        keep_until=moment(b"keep"),
+        parent=opened.parent,
+        note=opened.note,
+    )
+
+
+def member_from(row: Row) -> Member:
+    """A row of members.lua."""
+    number, job_id, ended, result, running = row
+    if ended is None:
+        return Member(int(number), job_id.decode(), State.RUNNING if running else State.READY)
+    state, newline, reason = ended.decode().partition("\n")
+    return Member(int(number), job_id.decode(), State(state), result, reason if newline else None)
+
+
+class Timer(Struct):
+    """A schedule as it is kept."""
+
+    body: str
+    timing: str
+    next: str
+    last: str | None = None
+    paused: bool = False
+
+
+_timer = msgspec.msgpack.Decoder(Timer)
+
+
+def schedule_from(kept: bytes) -> ScheduleRecord:
+    timer = _timer.decode(kept)
+    return ScheduleRecord(
+        schedule=_schedule.decode(timer.body),
+        next_at=from_us(int(timer.next)),
+        last_at=None if timer.last is None else from_us(int(timer.last)),
+        paused=timer.paused,
+    )
