@@ -13,7 +13,7 @@ The key layout, whose only description this is.  PREFIX is `skep:`.
     PREFIX{queue}:holds           set      the rules for which there is such a set
     PREFIX{queue}:ranks           zset     the priorities that have a line, highest first
     PREFIX{queue}:scheduled       zset     put number and id of jobs that are not due yet, by due time
-    PREFIX{queue}:running         hash     id -> flag, fence, start, attempt, holder
+    PREFIX{queue}:running         hash     id -> flag, fence, start, attempt, holder, number
     PREFIX{queue}:done|dead|cancelled zset put number and id of kept jobs, by the time of their end
     PREFIX{queue}:tally           hash     put, deleted: how many; front, back: the last places given
     PREFIX{queue}:news            channel  a message whenever there may be something to lease
@@ -260,9 +260,9 @@ class RedisBroker:
         args = [*self._terms(), *settling.arguments, span_in_us, holder, limit, len(wants)]
         for queue, want in wants.items():
             args += (queue, want)
-        now, lost, fence, per_queue, taken = await self._run(_scripts["exchange"], args)
-        until = from_us(int(now) + span_in_us)
-        leases = leases_from(taken, wants, per_queue[::2], int(fence), until)
+        answer = await self._run(_scripts["exchange"], args)
+        now, lost, _, per_queue, _, _ = answer
+        leases = leases_from(answer, wants, from_us(int(now) + span_in_us))
         doors = [queue for queue, waiting in zip(wants, per_queue[1::2], strict=True) if waiting]
         return settling.lost(lost), leases, doors
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from importlib.resources import files
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -251,19 +250,18 @@ class Settling:
         self._leases = [lease for lease, _ in outcomes]
         self._order: list[int] = []
         # Where a lease is there twice their order counts, and nothing may be moved.
-        unique = len({lease.fence for lease in self._leases}) == len(outcomes)
-        groups: dict[str, list[int]] = {}
+        unique = len({(lease.id, lease.fence) for lease in self._leases}) == len(outcomes)
+        groups: dict[tuple[str, int], list[int]] = {}
         others: list[int] = []
         for n, (lease, outcome) in enumerate(outcomes):
             if unique and outcome == _DONE:
-                groups.setdefault(lease.queue, []).append(n)
+                groups.setdefault((lease.queue, lease.fence), []).append(n)
             else:
                 others.append(n)
         arguments: list[Argument] = [len(groups)]
-        for queue, numbers in groups.items():
-            arguments += (queue, len(numbers))
+        for (queue, fence), numbers in groups.items():
+            arguments += (queue, fence, len(numbers))
             arguments += [self._leases[n].id for n in numbers]
-            arguments += [self._leases[n].fence for n in numbers]
             self._order += numbers
         arguments.append(len(others))
         for n in others:
@@ -310,35 +308,37 @@ def _us(span: timedelta | None) -> int | None:
 _tasks: dict[bytes, str] = {}
 
 
-def leases_from(
-    taken: Sequence[bytes], queues: Iterable[str], counts: Sequence[int], fence: int, until: datetime
-) -> list[Lease]:
-    """The leases in an answer of exchange.lua, whose fences follow one another."""
+def leases_from(answer: Row, queues: Iterable[str], until: datetime) -> list[Lease]:
+    """The leases in an answer of exchange.lua: all have the same fence."""
+    _, _, fence_text, per_queue, taken, known = answer
+    fence = int(fence_text)
+    counted = {
+        number - 1: tuple(map(int, text.split()))
+        for number, text in zip(known[::2], known[1::2], strict=True)
+    }
+    names = (queue for queue, n in zip(queues, per_queue[::2], strict=True) for _ in range(n))
     leases: list[Lease] = []
     put_before, put_at = b"", until
-    rows = zip(taken[::3], taken[1::3], taken[2::3], strict=True)
-    for queue, n in zip(queues, counts, strict=True):
-        for job_id, record, known in islice(rows, n):
-            head, put, _, meta, body = record.split(b"\n", 4)
-            if put != put_before:  # jobs of one put share it
-                put_before, put_at = put, from_us(int(put))
-            attempt, failures, crashes = map(int, known.split()) if known else (1, 0, 0)
-            leases.append(
-                Lease(
-                    job_id.decode(),
-                    fence,
-                    _tasks.get(head) or _named(head),
-                    queue,
-                    body,
-                    attempt,
-                    failures,
-                    crashes,
-                    until,
-                    put_at,
-                    None if head[0] == _PLAIN else _meta.decode(meta).batch,
-                )
+    for number, (queue, job_id, record) in enumerate(zip(names, taken[::2], taken[1::2], strict=True)):
+        head, put, _, meta, body = record.split(b"\n", 4)
+        if put != put_before:  # jobs of one put share it
+            put_before, put_at = put, from_us(int(put))
+        attempt, failures, crashes = counted.get(number, (1, 0, 0))
+        leases.append(
+            Lease(
+                job_id.decode(),
+                fence,
+                _tasks.get(head) or _named(head),
+                queue,
+                body,
+                attempt,
+                failures,
+                crashes,
+                until,
+                put_at,
+                None if head[0] == _PLAIN else _meta.decode(meta).batch,
             )
-            fence += 1
+        )
     return leases
 
 
@@ -425,7 +425,8 @@ def record_from(row: Row) -> Record | None:
 
 
 def _run(value: bytes) -> tuple[int, int, int, str]:
-    fence, started, attempt, holder = value[1:].split(b"\n", 3)
+    fence, started, attempt, rest = value[1:].split(b"\n", 3)
+    holder, _, _ = rest.rpartition(b"\n")
     return int(fence), int(started), int(attempt), holder.decode()
 
 

@@ -13,7 +13,7 @@ local function cancel(j)
     elseif not j.s.cancel then
         j.s.cancel = true
         tell(j, 'cancel-requested', run.attempt, run.fence, '', '')
-        save(j)
+        save_running(j, run)
     end
     return 1
 end

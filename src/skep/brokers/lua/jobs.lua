@@ -28,14 +28,24 @@ local function save(j)
     end
 end
 
--- The run of a running job, or nil: its fence, when it began, its attempt, who holds it.
+-- The run of a running job, or nil: its fence, when it began, its attempt, who holds it, and its number among
+-- those that were leased by one call and share the fence.
 local function run_of(j)
     local value = redis.call('HGET', of_queue(j.queue, 'running'), j.id)
     if not value then
         return nil
     end
-    local fence, started, attempt, holder = value:match('^.(%d+)\n(%d+)\n(%d+)\n(.*)$')
-    return {fence = fence, started = tonumber(started), attempt = tonumber(attempt), holder = holder}
+    local fence, started, attempt, holder, number = value:match('^.(%d+)\n(%d+)\n(%d+)\n(.*)\n(%d+)$')
+    return {
+        fence = fence, started = tonumber(started), attempt = tonumber(attempt), holder = holder,
+        number = tonumber(number), value = value,
+    }
+end
+
+-- Save what has changed about a running job: whoever ends its run must look at that.
+local function save_running(j, run)
+    redis.call('HSET', of_queue(j.queue, 'running'), j.id, 'X' .. run.value:sub(2))
+    save(j)
 end
 
 -- One more event in the history of a job; the newest hundred are kept.
@@ -79,12 +89,13 @@ local function scheduled_id(member)
     return member:sub(17)
 end
 
--- To the back of the line.  An entry must not look like another one that was struck out and is still there.
+-- To the back of the line.  An entry that is more than an id says that something has changed about the job since
+-- it was put; and none may look like another one that was struck out and is still there.
 local function stand(j)
     local line, void = line_of(j)
     local entry = j.id
     j.s.entry = nil
-    if redis.call('SISMEMBER', void, entry) == 1 then
+    if next(j.s) or redis.call('SISMEMBER', void, entry) == 1 then
         entry = j.id .. '\n' .. whole(redis.call('INCR', base .. 'seq'))
         j.s.entry = entry
     end

@@ -5,7 +5,7 @@
 -- ARGV[6]  how many lines are kept
 
 for _, told in ipairs(cmsgpack.unpack(ARGV[5])) do
-    local j = leased(told.id, told.fence)
+    local j, run = leased(told.id, told.fence)
     if j then
         j.s.progress = told.progress or j.s.progress
         local log = j.s.log or {}
@@ -16,7 +16,7 @@ for _, told in ipairs(cmsgpack.unpack(ARGV[5])) do
             table.remove(log, 1)
         end
         j.s.log = #log > 0 and log or nil
-        save(j)
+        save_running(j, run)
     end
 end
 return 1
