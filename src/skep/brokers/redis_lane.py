@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import random
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from skep.brokers.redis_connection import Connection, Part, connect
@@ -45,7 +45,7 @@ class Dialler:
         if self.target.layout is Layout.SENTINEL:
             greeting.append(("ROLE",))
         greeting.append(_NAME)
-        connection, replies = await self._connect(place, greeting, heard)
+        connection, replies = await self.reach(place, greeting, heard)
         try:
             for command, reply in zip(greeting, replies, strict=True):
                 self._check(command, reply)
@@ -54,33 +54,13 @@ class Dialler:
             raise
         return connection
 
-    async def master(self) -> Place:
-        """The first sentinel that answers knows where the master is."""
-        told = []
-        for place in random.sample(self.target.places, len(self.target.places)):
-            try:
-                return await self._ask_sentinel(place)
-            except EngineError as error:
-                told.append(str(error))
-        raise EngineUnavailable(f"{self.target.shown}: no sentinel knows the master: {'; '.join(told)}")
-
-    async def _ask_sentinel(self, place: Place) -> Place:
-        greeting: list[tuple[Part, ...]] = [("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.target.master)]
-        if auth := self.target.sentinel_login.command():
-            greeting.insert(0, auth)
-        connection, replies = await self._connect(place, greeting, None)
-        await connection.close()
-        for reply in replies:
-            if isinstance(reply, ServerError):
-                raise explained(reply, connection.shown)
-        if replies[-1] is None:
-            raise EngineUnavailable(f"{connection.shown} knows no master {self.target.master!r}")
-        host, port = replies[-1]
-        return host.decode(), int(port)
-
-    async def _connect(
-        self, place: Place, greeting: list[tuple[Part, ...]], heard: Callable[[bytes], None] | None
+    async def reach(
+        self,
+        place: Place,
+        greeting: Sequence[tuple[Part, ...]],
+        heard: Callable[[bytes], None] | None = None,
     ) -> tuple[Connection, list[Any]]:
+        """A connection and the answers to the greeting, whatever they are."""
         target = self.target
         try:
             return await connect(
@@ -132,6 +112,7 @@ class Lane:
     def __init__(self, dialler: Dialler, find: Callable[[], Awaitable[Place]]) -> None:
         self._dialler = dialler
         self._find = find
+        self.place: Place | None = None  # the last to which there was a connection
         self._connection: Connection | None = None
         self._attempt: asyncio.Task[Connection] | None = None
         self._failures = 0
@@ -199,15 +180,21 @@ class Lane:
             if self._connection is not None or self._failures:
                 pause = min(LAST_PAUSE, FIRST_PAUSE * 2**self._failures)
                 await asyncio.sleep(pause * random.uniform(0.5, 1))
-            connection = await self._dialler.dial(await self._find())
+            place = await self._find()
+            connection = await self._dialler.dial(place)
             self._failures = 0
-            self._connection = connection
+            self._connection, self.place = connection, place
             return connection
         except EngineError:
             self._failures = min(self._failures + 1, 10)
             raise
         finally:
             self._attempt = None
+
+    def leave(self, why: str) -> None:
+        """The next call finds its way anew; what is on its way is lost."""
+        if self._connection is not None:
+            self._connection.abort(why)
 
     async def close(self) -> None:
         attempt, connection = self._attempt, self._connection
@@ -231,6 +218,9 @@ async def _confirmed(connection: Connection, reply: asyncio.Future[Any], copies:
     if type(found) is ServerError:
         raise OutcomeUnknown(f"{target.shown}: it is not known whether a replica has it: {found}")
     if found < copies:
+        if target.layout is not Layout.SINGLE:
+            # It may have come back as a master that nobody follows any more: ask anew who the master is.
+            connection.abort("its replicas do not confirm")
         raise OutcomeUnknown(
             f"{target.shown}: {found} of {copies} replicas confirmed it within {target.copied_within} s: "
             f"it is done here, and lost if this server is"
@@ -286,6 +276,4 @@ class OneLane:
         await self._lane.close()
 
     async def _find(self) -> Place:
-        if self._dialler.target.layout is Layout.SENTINEL:
-            return await self._dialler.master()
         return self._dialler.target.places[0]

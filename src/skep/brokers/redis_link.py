@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from skep.brokers.redis_connection import Part, pack
 from skep.brokers.redis_errors import Refused, ServerError, explained
 from skep.brokers.redis_lane import Credentials, Dialler, Lanes, OneLane
 from skep.brokers.redis_script import Script, load_script
+from skep.brokers.redis_sentinel import SentinelLane
 from skep.brokers.redis_target import OPTIONS, SCHEMES, Layout, Target, target_of
 from skep.brokers.redis_waiting import Watch, name_of
 from skep.brokers.waiting import Waiters
@@ -182,6 +183,13 @@ class RedisLink:
                 del self._lines[loop]
 
 
+_LANES: dict[Layout, Callable[[Dialler], Lanes]] = {
+    Layout.SINGLE: OneLane,
+    Layout.SENTINEL: SentinelLane,
+    Layout.CLUSTER: ClusterLanes,
+}
+
+
 class _Lines:
     """What one event loop has."""
 
@@ -191,7 +199,7 @@ class _Lines:
         self._link = link
         self._loop = loop
         target = dialler.target
-        self.lanes: Lanes = ClusterLanes(dialler) if target.layout is Layout.CLUSTER else OneLane(dialler)
+        self.lanes: Lanes = _LANES[target.layout](dialler)
         self.watch = Watch(self.lanes, waiters, target.shown, target.patience)
         # A loop that ends cancels what still runs in it: that is how we hear of it.
         self._guardian = loop.create_task(self._guard(), name="skep-redis")
