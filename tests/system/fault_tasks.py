@@ -26,6 +26,14 @@ async def sleep(job: Job, seconds: float) -> None:
     tell("end", job)
 
 
+@app.task(name="count", on_success=archive, max_crashes=1000)
+async def count(job: Job, seconds: float) -> None:
+    """One of many."""
+    tell("start", job)
+    await asyncio.sleep(seconds)
+    tell("end", job)
+
+
 @app.task(name="sleep_first", on_success=archive)
 async def sleep_first(job: Job, seconds: float) -> None:
     """Long the first time, however often that time is tried; short once it has crashed or been released."""

@@ -42,8 +42,11 @@ class Fleet:
         }
 
     def start(self, *options: str, quiet: bool = False) -> subprocess.Popen[str]:
+        return self.run("-m", "skep", "worker", self._app, *options, quiet=quiet)
+
+    def run(self, *program: str, quiet: bool = False) -> subprocess.Popen[str]:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "skep", "worker", self._app, *options],
+            [sys.executable, *program],
             env=self._env,
             stderr=subprocess.DEVNULL if quiet else subprocess.PIPE,
             text=True,
@@ -66,7 +69,8 @@ class Fleet:
 
     def lines(self) -> Iterator[Line]:
         if self.ledger.exists():
-            for line in self.ledger.read_text().splitlines():
+            whole, _, _ = self.ledger.read_text().rpartition("\n")  # the last line may be on its way
+            for line in whole.splitlines():
                 what, job_id, fence, pid, at = line.split()
                 yield Line(what, job_id, int(fence), int(pid), float(at))
 
