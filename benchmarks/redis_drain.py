@@ -2,11 +2,11 @@
 
     python benchmarks/redis_drain.py [--jobs 100000] [--backlog 0] [--repeat 3] [--kind valkey] [--only ...]
 
-Prints jobs per second, and microseconds of CPU per job of this process and of the server: the raw loop (one script
-that ends a bundle of 100 and takes the next, bodies in a hash), the engine's two verbs, its exchange, one worker
-with no-op tasks, two worker processes; then puts in bulk and from 64 callers at once, the memory of a waiting
-job, and the time from sent to started of an idle worker.  No persistence, as others are measured.  Read the
-ratios, and the CPU: the speed of a machine varies from minute to minute.
+Prints jobs per second, and microseconds of CPU per job of this process and of the server: the raw loop (one
+script that ends a bundle of 100 and takes the next, bodies in a hash), the engine's two verbs, its exchange,
+one worker with no-op tasks, two worker processes; then puts in bulk and from 64 callers at once, the memory
+of a waiting job, and the time from sent to started of an idle worker.  Nothing is kept on disk, as others are
+measured.  Read the ratios, and the CPU: the speed of a machine varies from minute to minute.
 """
 
 from __future__ import annotations
@@ -315,7 +315,9 @@ async def main(arguments: argparse.Namespace) -> None:
                 await empty(server.url)
                 found[name].append(await loop(server.url, jobs, backlog))
                 print(f"  run {turn + 1}: {name:16} {found[name][-1]}", file=sys.stderr, flush=True)
-        middles = {name: Measured(*map(statistics.median, zip(*each))) for name, each in found.items()}
+        middles = {
+            name: Measured(*map(statistics.median, zip(*each, strict=True))) for name, each in found.items()
+        }
         raw = middles["raw loop"].rate if "raw loop" in middles else 0
         for name, middle in middles.items():
             print(f"{name:16} {middle}" + (f"  {middle.rate / raw:6.0%} of raw" if raw else ""))

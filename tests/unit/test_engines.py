@@ -23,7 +23,7 @@ async def test_a_url_chooses_the_engine() -> None:
 
 
 def test_an_unknown_scheme_lists_the_known_ones_and_hides_the_password() -> None:
-    with pytest.raises(UnknownEngine, match=r"memory://, postgres://, postgresql://, sqlite://") as caught:
+    with pytest.raises(UnknownEngine, match=r"memory://, postgres://, .* redis://, .* sqlite://") as caught:
         make_engine("carrier-pigeon://bob:secret@roof")
     assert "secret" not in str(caught.value)
 

@@ -13,7 +13,7 @@ The key layout, whose only description this is.  PREFIX is `skep:`.
     PREFIX{queue}:holds           set      the rules for which there is such a set
     PREFIX{queue}:ranks           zset     the priorities that have a line, highest first
     PREFIX{queue}:scheduled       zset     put number and id of jobs that are not due yet, by due time
-    PREFIX{queue}:running         hash     id -> flag, fence, start, attempt, holder, number
+    PREFIX{queue}:running         hash     id -> flag, fence, start, attempt, holder
     PREFIX{queue}:done|dead|cancelled zset put number and id of kept jobs, by the time of their end
     PREFIX{queue}:tally           hash     put, deleted: how many; front, back: the last places given
     PREFIX{queue}:news            channel  a message whenever there may be something to lease
@@ -69,8 +69,8 @@ from skep.broker import (
     Swept,
 )
 from skep.brokers.redis_link import Credentials, Layout, Link, RedisLink, Refused, Target, target_of
+from skep.brokers.redis_safety import check_safety, durability_of, read_safety
 from skep.brokers.redis_script import Script
-from skep.brokers.redis_server import check_server, durability_of, settings_of
 from skep.brokers.redis_words import (
     Kinds,
     Settling,
@@ -148,9 +148,10 @@ class RedisBroker:
         if not await self._link.open():
             return self
         try:
-            settings = await settings_of(self._link)
-            check_server(settings, self._link.target.shown)
-            self._durability = durability_of(settings, self._link.target.copies)
+            servers = await read_safety(self._link)
+            for server in servers:
+                check_safety(server, self._link.target.shown)
+            self._durability = durability_of(servers, self._link.target.copies)
         except BaseException:
             await self.close()
             raise

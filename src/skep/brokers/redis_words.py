@@ -227,8 +227,8 @@ def _read(queue: str, pushed: bytes) -> tuple[Job, bytes]:
         facts = msgspec.json.decode(pushed, type=dict[str, msgspec.Raw])
     except msgspec.MsgspecError:
         return wire.decode(pushed), pushed  # it says better what is wrong
-    if "id" in facts and facts.get("queue") == _json.encode(queue):
-        return wire.decode(pushed), pushed
+    if "id" in facts and (job := wire.decode(pushed)).queue == queue:
+        return job, pushed
     facts["queue"] = msgspec.Raw(_json.encode(queue))
     facts.setdefault("id", msgspec.Raw(_json.encode(new_id())))
     body = _json.encode(facts)
@@ -251,17 +251,18 @@ class Settling:
         self._order: list[int] = []
         # Where a lease is there twice their order counts, and nothing may be moved.
         unique = len({(lease.id, lease.fence) for lease in self._leases}) == len(outcomes)
-        groups: dict[tuple[str, int], list[int]] = {}
+        groups: dict[str, list[int]] = {}
         others: list[int] = []
         for n, (lease, outcome) in enumerate(outcomes):
             if unique and outcome == _DONE:
-                groups.setdefault((lease.queue, lease.fence), []).append(n)
+                groups.setdefault(lease.queue, []).append(n)
             else:
                 others.append(n)
         arguments: list[Argument] = [len(groups)]
-        for (queue, fence), numbers in groups.items():
-            arguments += (queue, fence, len(numbers))
+        for queue, numbers in groups.items():
+            arguments += (queue, len(numbers))
             arguments += [self._leases[n].id for n in numbers]
+            arguments += [self._leases[n].fence for n in numbers]
             self._order += numbers
         arguments.append(len(others))
         for n in others:
@@ -309,7 +310,7 @@ _tasks: dict[bytes, str] = {}
 
 
 def leases_from(answer: Row, queues: Iterable[str], until: datetime) -> list[Lease]:
-    """The leases in an answer of exchange.lua: all have the same fence."""
+    """The leases in an answer of exchange.lua, whose fences follow one another."""
     _, _, fence_text, per_queue, taken, known = answer
     fence = int(fence_text)
     counted = {
@@ -327,7 +328,7 @@ def leases_from(answer: Row, queues: Iterable[str], until: datetime) -> list[Lea
         leases.append(
             Lease(
                 job_id.decode(),
-                fence,
+                fence + number,
                 _tasks.get(head) or _named(head),
                 queue,
                 body,
@@ -425,8 +426,7 @@ def record_from(row: Row) -> Record | None:
 
 
 def _run(value: bytes) -> tuple[int, int, int, str]:
-    fence, started, attempt, rest = value[1:].split(b"\n", 3)
-    holder, _, _ = rest.rpartition(b"\n")
+    fence, started, attempt, holder = value[1:].split(b"\n", 3)
     return int(fence), int(started), int(attempt), holder.decode()
 
 

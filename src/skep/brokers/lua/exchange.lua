@@ -2,17 +2,18 @@
 -- Settle one bundle of leases and take the next (T2, T4-T7, T10, T12): all of it, or only one half.
 --
 -- ARGV[5]   how many groups of leases end as plainly as can be: done, nothing to keep, nothing to emit; of each
---           group its queue, its fence, how many, their ids
+--           group its queue, how many, their ids, their fences
 -- then      how many other leases end; of each its id, its fence, its outcome as MessagePack
 -- then      span (us), holder, limit of all, how many queues; of each its name and how many jobs are wanted
 --
--- Gives {now, numbers of the leases that were lost (as they stood in the arguments), the fence of all new leases,
+-- Gives {now, numbers of the leases that were lost (as they stood in the arguments), the fence of the first new
+--        lease, from which those of the others count on,
 --        for each queue how many were leased and how many wait at the door,
 --        for each job its id and its record,
 --        for each job that has run before: its number, and 'attempt failures crashes'}.
 --
 -- This is the hot path: whatever is done here for each job is done a hundred thousand times a second.  So plain jobs
--- go through it in few commands with many values, and one fence serves all that are leased by one call.
+-- go through it in few commands with many values, and little is written or compared for each of them.
 
 -- Where maxmemory is reached, Redis refuses a script whose first write could need memory, but never stops one
 -- that has written already.  What ends and takes jobs is what makes room again, so it must not be refused.
@@ -47,16 +48,15 @@ local function forget_plain(queue, ids)
 end
 
 local function settle_group()
-    local queue, fence, n = argument(), argument(), tonumber(argument())
+    local queue, n = argument(), tonumber(argument())
     local running = of_queue(queue, 'running')
-    local plain = 'P' .. fence .. '\n'
     local gone, n_gone = {}, 0
     for first = 1, n, CHUNK do
         local last = math.min(first + CHUNK - 1, n)
         local runs = redis.call('HMGET', running, unpack(ARGV, at + first, at + last))
         for k = first, last do
-            local run = runs[k - first + 1]
-            if run and not limited and run:find(plain, 1, true) == 1 then
+            local run, fence = runs[k - first + 1], ARGV[at + n + k]
+            if run and not limited and run:find('P' .. fence .. '\n', 1, true) == 1 then
                 n_gone = n_gone + 1
                 gone[n_gone] = ARGV[at + k]
             else
@@ -66,7 +66,7 @@ local function settle_group()
     end
     forget_plain(queue, gone)
     number = number + n
-    at = at + n
+    at = at + 2 * n
 end
 
 for _ = 1, tonumber(argument()) do
@@ -86,31 +86,38 @@ local limit = tonumber(argument())
 local ruled = redis.call('EXISTS', base .. 'rules') == 1
 local until_us = whole(now + span)
 -- A fence grows with the time as well: on a replica that took over and does not know the last leases, none of
--- its own may look like one of them.
-local fence = whole(math.max(tonumber(redis.call('GET', base .. 'fence') or 0) + 1, now))
-local since = fence .. '\n' .. whole(now) .. '\n'
-local plain_run = 'P' .. since .. '1\n' .. holder .. '\n'
-local other_run = 'X' .. since .. '1\n' .. holder .. '\n'
+-- its own may look like one of them.  Only its last nine digits are written for each job.
+local first_fence = math.max(tonumber(redis.call('GET', base .. 'fence') or 0) + 1, now)
+local BILLION, LEAST, MOST = 1000000000, 100000000, 990000000
+local high, low = math.floor(first_fence / BILLION), first_fence % BILLION
+if low < LEAST or low > MOST then
+    high, low = low > MOST and high + 1 or high, LEAST
+end
+first_fence = high * BILLION + low
+high = whole(high)
+local since = '\n' .. whole(now) .. '\n'
+local first_time = since .. '1\n' .. holder
+local plain, other = 'P' .. high, 'X' .. high
 local PLAIN = string.byte('P')
 
 -- What has been leased: `taken` and `known` are the answer, `runs` and `leases` what is written of one queue.
 local taken, known, total = {}, {}, 0
 local runs, leases, n_new = {}, {}, 0
 
-local function start(id, record, run)
+local function start(id, record, flag, run)
+    taken[2 * total + 1] = id
+    taken[2 * total + 2] = record
+    runs[2 * n_new + 1] = id
+    runs[2 * n_new + 2] = flag .. (low + total) .. run
+    leases[2 * n_new + 1] = until_us
+    leases[2 * n_new + 2] = id
     total = total + 1
-    taken[2 * total - 1] = id
-    taken[2 * total] = record
     n_new = n_new + 1
-    runs[2 * n_new - 1] = id
-    runs[2 * n_new] = run .. total
-    leases[2 * n_new - 1] = until_us
-    leases[2 * n_new] = id
 end
 
 local function start_again(id, record, s)
     local attempt = (s.attempts or 0) + 1
-    start(id, record, 'X' .. since .. attempt .. '\n' .. holder .. '\n')
+    start(id, record, other, since .. attempt .. '\n' .. holder)
     known[#known + 1] = total
     known[#known + 1] = attempt .. ' ' .. (s.failures or 0) .. ' ' .. (s.crashes or 0)
 end
@@ -144,10 +151,10 @@ local function take_fresh(ids)
     for k = 1, #ids do
         local id, record = ids[k], records[k]
         if record and record:byte() == PLAIN then
-            start(id, record, plain_run)
+            start(id, record, plain, first_time)
             n = n + 1
         elseif record and may_start(made(id, record)) then
-            start(id, record, other_run)
+            start(id, record, other, first_time)
             n = n + 1
         end
     end
@@ -387,7 +394,7 @@ for _ = 1, tonumber(argument()) do
     per_queue[#per_queue + 1] = n < want and redis.call('LLEN', of_queue(queue, 'incoming')) or 0
 end
 if total > 0 then
-    redis.call('SET', base .. 'fence', fence)
+    redis.call('SET', base .. 'fence', whole(first_fence + total - 1))
 end
 tell_woken()
-return {whole(now), lost, fence, per_queue, taken, known}
+return {whole(now), lost, whole(first_fence), per_queue, taken, known}

@@ -28,17 +28,15 @@ local function save(j)
     end
 end
 
--- The run of a running job, or nil: its fence, when it began, its attempt, who holds it, and its number among
--- those that were leased by one call and share the fence.
+-- The run of a running job, or nil: its fence, when it began, its attempt, who holds it.
 local function run_of(j)
     local value = redis.call('HGET', of_queue(j.queue, 'running'), j.id)
     if not value then
         return nil
     end
-    local fence, started, attempt, holder, number = value:match('^.(%d+)\n(%d+)\n(%d+)\n(.*)\n(%d+)$')
+    local fence, started, attempt, holder = value:match('^.(%d+)\n(%d+)\n(%d+)\n(.*)$')
     return {
-        fence = fence, started = tonumber(started), attempt = tonumber(attempt), holder = holder,
-        number = tonumber(number), value = value,
+        fence = fence, started = tonumber(started), attempt = tonumber(attempt), holder = holder, value = value,
     }
 end
 

@@ -37,12 +37,7 @@ for _, id in ipairs(past(LEASES)) do
         redis.call('ZREM', LEASES, id)
     end
 end
-table.sort(lost, function(one, other)
-    if one.run.fence ~= other.run.fence then
-        return tonumber(one.run.fence) < tonumber(other.run.fence)
-    end
-    return one.run.number < other.run.number
-end)
+table.sort(lost, function(one, other) return tonumber(one.run.fence) < tonumber(other.run.fence) end)
 local released = {}
 for _, it in ipairs(lost) do
     reap_one(it.j, it.run, released)

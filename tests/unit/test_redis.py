@@ -1,0 +1,526 @@
+"""What is Redis' own: the open door, lists with gaps, full memory, administrators, what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from skep import App
+from skep.address import Address
+from skep.batch import Batch, callback_id
+from skep.broker import Durability, Engine, Exchange, Filter, Rule, RuleKind, Scope
+from skep.brokers.redis import RedisBroker
+from skep.brokers.redis_link import RedisLink, target_of
+from skep.brokers.redis_words import load_scripts
+from skep.engines import make_engine
+from skep.errors import EngineError, MemoryFull, QueueFull, StorageFull, UnsafeStorage
+from skep.job import Dead, Done, Error, Lease, Release, Retry, State
+from skep.testing.make import HOLDER, SPAN, a_job
+from skep.testing.redis_servers import RedisServer, redis
+from skep.worker import Settings, Worker
+
+
+@pytest_asyncio.fixture
+async def engine(valkey_url: str, prefix: str) -> AsyncIterator[RedisBroker]:
+    handle = await RedisBroker(target_of(Address(valkey_url)), prefix=f"{prefix}:").open()
+    yield handle
+    await handle.close()
+
+
+@pytest_asyncio.fixture
+async def link(valkey_url: str) -> AsyncIterator[RedisLink]:
+    """As any other client of the server has one."""
+    handle = RedisLink(target_of(Address(valkey_url)))
+    await handle.open()
+    yield handle
+    await handle.close()
+
+
+async def take(engine: Engine, limit: int = 100, queue: str = "default") -> list[Lease]:
+    return await engine.lease({queue: limit}, span=SPAN, holder=HOLDER)
+
+
+async def keys(link: RedisLink, prefix: str) -> set[str]:
+    found = await link.command("KEYS", f"{prefix}:*")
+    return {key.decode().removeprefix(f"{prefix}:") for key in found}
+
+
+# --- the open door -----------------------------------------------------------------------
+
+
+async def push(link: RedisLink, prefix: str, *payloads: str | bytes, queue: str = "default") -> None:
+    await link.command("LPUSH", f"{prefix}:{{{queue}}}:incoming", *payloads)
+
+
+async def test_what_is_pushed_is_leased_in_its_order(
+    engine: RedisBroker, link: RedisLink, prefix: str
+) -> None:
+    """S1.1, I14: with an id of its own, or with one that it is given."""
+    first = '{"id": "mine", "task": "mail.send", "queue": "default", "args": ["\\u00e9"]}'
+    await push(link, prefix, first, '{"task": "mail.send", "priority": 0}')
+
+    own, given = await take(engine)
+
+    assert (own.id, own.task, own.body) == ("mine", "mail.send", first.encode())
+    assert given.task == "mail.send"
+    assert json.loads(given.body)["id"] == given.id
+    assert await engine.settle([(own, Done()), (given, Done())]) == []
+    assert (await engine.queues())["default"].total == 0
+
+
+async def test_two_identical_pushes_are_two_jobs(engine: RedisBroker, link: RedisLink, prefix: str) -> None:
+    await push(link, prefix, '{"task": "t"}', '{"task": "t"}')
+
+    one, other = await take(engine)
+
+    assert one.id != other.id
+    assert await take(engine) == []
+
+
+async def test_an_id_that_is_pushed_twice_is_one_job(
+    engine: RedisBroker, link: RedisLink, prefix: str
+) -> None:
+    """I1."""
+    await push(link, prefix, '{"id": "one", "task": "t"}', '{"id": "one", "task": "t"}')
+
+    assert [lease.id for lease in await take(engine)] == ["one"]
+    assert await take(engine) == []
+
+
+async def test_a_push_waits_behind_what_was_put_before(
+    engine: RedisBroker, link: RedisLink, prefix: str
+) -> None:
+    """I15: and a priority counts at the door as elsewhere."""
+    await engine.put([a_job(id="put")])
+    await push(link, prefix, '{"id": "pushed", "task": "t"}', '{"id": "high", "task": "t", "priority": 5}')
+    await engine.sweep()
+
+    assert [lease.id for lease in await take(engine)] == ["high", "put", "pushed"]
+
+
+async def test_the_door_decides_the_queue(engine: RedisBroker, link: RedisLink, prefix: str) -> None:
+    await push(link, prefix, '{"task": "t", "queue": "elsewhere"}', queue="mail")
+
+    [lease] = await take(engine, queue="mail")
+
+    assert lease.queue == "mail"
+    assert json.loads(lease.body)["queue"] == "mail"
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"not json",
+        b"\xff\xfe",
+        b"[1, 2]",
+        b'{"args": []}',
+        b'{"task": 5}',
+        b'{"task": "t", "delay_ms": -1}',
+        b'{"task": "t", "v": 99}',
+        b'{"task": "white space"}',
+        b'{"task": "t", "args": ' + b"[" * 100 + b"]" * 100 + b"}",
+        b"x" * 300_000,
+        b"",
+        b"\x00\n\x00",
+    ],
+)
+async def test_what_is_no_job_goes_to_the_broken_shelf_with_its_bytes(
+    engine: RedisBroker, link: RedisLink, prefix: str, payload: bytes
+) -> None:
+    """F41, S1.27: and what stands behind it is leased all the same."""
+    await push(link, prefix, payload, '{"id": "good", "task": "t"}')
+
+    assert [lease.id for lease in await take(engine)] == ["good"]
+
+    [record] = (await engine.find(Filter(state=State.DEAD))).records
+    assert (record.body, record.reason, record.queue) == (payload, "broken", "default")
+    assert record.error is not None
+    assert record.error.message
+
+
+async def test_a_broken_push_can_be_replayed(engine: RedisBroker, link: RedisLink, prefix: str) -> None:
+    await push(link, prefix, "not json")
+    assert await take(engine) == []
+    [record] = (await engine.find(Filter(state=State.DEAD))).records
+
+    assert await engine.replay([record.id]) == [True]
+    [lease] = await take(engine)
+    assert lease.body == b"not json"
+
+
+async def test_many_who_look_at_the_door_take_each_push_once(
+    engine: RedisBroker, link: RedisLink, valkey_url: str, prefix: str
+) -> None:
+    """S4.5: identical pushes among them."""
+    others = [await RedisBroker(target_of(Address(valkey_url)), prefix=f"{prefix}:").open() for _ in range(4)]
+    await push(link, prefix, *['{"task": "same"}'] * 50, *[f'{{"task": "t{n}"}}' for n in range(50)])
+
+    found = await asyncio.gather(*(take(each, 100) for each in [engine, *others]))
+
+    leases = [lease for each in found for lease in each]
+    leases += await take(engine, 200)
+    assert len(leases) == len({lease.id for lease in leases}) == 100
+    assert sum(lease.task == "same" for lease in leases) == 50
+    for each in others:
+        await each.close()
+
+
+async def test_a_push_wakes_an_idle_worker(engine: RedisBroker, link: RedisLink, prefix: str) -> None:
+    """L1."""
+    await engine.wait(["default"], 0.05)
+    waiter = asyncio.create_task(engine.wait(["default"], 20))
+    await asyncio.sleep(0)
+
+    await push(link, prefix, '{"task": "t"}')
+
+    assert await waiter is True
+    assert len(await take(engine)) == 1
+
+
+@pytest.mark.skipif(shutil.which("redis-cli") is None, reason="there is no redis-cli here")
+async def test_a_job_can_come_from_redis_cli_and_is_run(valkey_url: str, prefix: str) -> None:
+    """S1.1."""
+    ran = await run_until_called(
+        f"{valkey_url}?prefix={prefix}:",
+        ["redis-cli", "-u", valkey_url, "LPUSH", f"{prefix}:{{default}}:incoming", _PUSHED],
+    )
+    assert ran == "from outside"
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node here")
+async def test_a_job_can_come_from_node_and_is_run(valkey_url: str, prefix: str) -> None:
+    """S1.1: with nothing but a socket."""
+    host, _, port = valkey_url.removeprefix("redis://").partition("/")[0].partition(":")
+    key = f"{prefix}:{{default}}:incoming"
+    ran = await run_until_called(
+        f"{valkey_url}?prefix={prefix}:", ["node", "-e", _NODE, host, port, key, _PUSHED]
+    )
+    assert ran == "from outside"
+
+
+_PUSHED = '{"task": "greet", "args": ["from outside"]}'
+_NODE = """
+const [host, port, key, payload] = process.argv.slice(1);
+const parts = ["LPUSH", key, payload];
+const bulk = (part) => `$${Buffer.byteLength(part)}\\r\\n${part}\\r\\n`;
+const command = `*${parts.length}\\r\\n` + parts.map(bulk).join("");
+const socket = require("net").connect(port, host, () => socket.write(command));
+socket.on("data", () => socket.end());
+"""
+
+
+async def run_until_called(url: str, command: list[str]) -> str:
+    """What the task was given by a job that another program pushed while the worker was idle."""
+    app = App(url)
+    called: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @app.task(name="greet")
+    async def greet(text: str) -> None:
+        called.set_result(text)
+
+    worker = Worker(app, Settings())
+    running = asyncio.create_task(worker.run())
+    await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True, timeout=30)
+    await asyncio.wait({called, running}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+    worker.stop()
+    await running
+    await app.aclose()
+    return called.result()
+
+
+# --- nothing is left behind --------------------------------------------------------------
+
+COUNTERS = {"seq", "fence"}
+
+
+async def test_looking_into_an_empty_queue_writes_nothing(
+    engine: RedisBroker, link: RedisLink, prefix: str
+) -> None:
+    """S1.27: neither does settling, renewing, cancelling or deleting what is not there."""
+    gone = Lease("gone", 7, "t", "default", b"", 1, 0, 0, await engine.now(), await engine.now())
+    for _ in range(3):
+        assert await take(engine) == []
+        got = await engine.exchange([(gone, Done())], {"default": 5}, span=SPAN, holder=HOLDER)
+        assert got == Exchange([gone], [])
+        assert await engine.settle([(gone, Retry()), (gone, Release())]) == [gone, gone]
+        assert (await engine.renew([gone], span=SPAN))[0].until is None
+        await engine.sweep()
+        assert await engine.cancel(["gone"]) == [False]
+        assert await engine.replay(["gone"]) == await engine.delete(["gone"]) == [False]
+        assert await engine.reschedule("gone", await engine.now()) is False
+        assert await engine.position("gone") is None
+        assert await engine.drop("default") == 0
+        assert await engine.delete_batch("gone") is False
+        assert await engine.members("gone") == []
+    assert await keys(link, prefix) == set()
+
+
+async def test_finished_jobs_leave_only_counters(engine: RedisBroker, link: RedisLink, prefix: str) -> None:
+    await engine.put([a_job(n) for n in range(20)])
+    await engine.settle([(lease, Retry()) for lease in await take(engine)])
+    await engine.settle([(lease, Done()) for lease in await take(engine)])
+    await engine.settle([(lease, Done()) for lease in await take(engine)])
+    assert await take(engine) == []
+
+    assert await keys(link, prefix) == COUNTERS | {"queues", "{default}:tally"}
+
+
+async def test_a_dropped_queue_leaves_no_key(engine: RedisBroker, link: RedisLink, prefix: str) -> None:
+    """S4.15: whatever stood in it."""
+    await engine.put([a_job(n, priority=n % 3) for n in range(30)])
+    await engine.put([a_job(delay_ms=60_000), a_job(expires_in_ms=60_000), a_job(unique="k")])
+    await engine.add_rule(Rule(RuleKind.PAUSE, Scope.TASK, "tests.held"))
+    await engine.put([a_job(task="tests.held", priority=9) for _ in range(3)])
+    one, two, three, four = await take(engine, 4)
+    await engine.settle(
+        [(one, Done(b"1", keep=SPAN)), (two, Dead(error=Error("E", "m"))), (three, Release()), (four, Done())]
+    )
+    await engine.cancel([lease.id for lease in await take(engine, 0)])
+    await engine.remove_rule(RuleKind.PAUSE, Scope.TASK, "tests.held")
+
+    assert await engine.drop("default") == 35
+
+    assert await keys(link, prefix) == COUNTERS
+    assert await engine.queues() == {}
+
+
+async def test_a_deleted_batch_leaves_no_key(engine: RedisBroker, link: RedisLink, prefix: str) -> None:
+    """S4.15."""
+    back = a_job(id=callback_id("b", "finished"), chosen=True)
+    await engine.put_batch(Batch(id="b", on_finished=back), [a_job(n, batch="b", member=n) for n in range(9)])
+    one, two = await take(engine, 2)
+    await engine.settle([(one, Done(b"1")), (two, Dead(keep=None))])
+    assert await engine.delete_batch("b") is True
+    await engine.drop("default")
+
+    assert await keys(link, prefix) == COUNTERS
+
+
+# --- lists with gaps ---------------------------------------------------------------------
+
+
+async def test_what_is_struck_out_of_a_line_never_comes_back(
+    engine: RedisBroker, link: RedisLink, prefix: str
+) -> None:
+    """I7, I15: not even when the same id is put again while its old entry is still in the list."""
+    ids = [f"job-{n}" for n in range(10)]
+    await engine.put([a_job(id=each) for each in ids])
+    assert await engine.cancel(["job-2", "job-4"]) == [True, True]
+    assert await engine.delete(["job-2", "job-4"]) == [True, True]
+    await engine.put([a_job(id="job-4"), a_job(id="new")])
+    await engine.put([a_job(id="job-2", delay_ms=1)])
+
+    assert (await engine.queues())["default"].waiting == 11
+    assert await engine.position("job-4") == 8
+    assert [lease.id for lease in await take(engine)][:10] == [
+        *(each for each in ids if each not in ("job-2", "job-4")),
+        "job-4",
+        "new",
+    ]
+    await engine.drop("default")
+    assert not [key for key in await keys(link, prefix) if "void" in key]
+
+
+async def test_a_line_that_is_mostly_gaps_is_written_anew(
+    engine: RedisBroker, link: RedisLink, prefix: str
+) -> None:
+    """F45: a queue that nobody leases from does not grow with what is cancelled."""
+    await engine.put([a_job(id=f"job-{n}") for n in range(500)])
+    await engine.cancel([f"job-{n}" for n in range(499) if n % 10])
+
+    line = f"{prefix}:{{default}}:line:0"
+    assert await link.command("LLEN", line) < 150
+    counts = (await engine.queues())["default"]
+    assert (counts.ready, counts.cancelled) == (51, 449)
+    expected = [*(f"job-{n}" for n in range(0, 499, 10)), "job-499"]
+    assert await engine.position("job-490") == 49
+    assert [lease.id for lease in await take(engine)] == expected
+
+
+async def test_bundles_of_any_size_are_one_call(engine: RedisBroker) -> None:
+    """Lua can pass only some thousand values at once."""
+    jobs = [a_job(n, id=f"job-{n}") for n in range(9_500)]
+    receipts = await engine.put(jobs)
+    assert all(receipt.created for receipt in receipts)
+    assert not any(receipt.created for receipt in await engine.put(jobs))
+
+    leases = await take(engine, 20_000)
+    assert [lease.id for lease in leases] == [job.id for job in jobs]
+    assert all(renewal.until for renewal in await engine.renew(leases, span=SPAN))
+    assert await engine.settle([(lease, Release()) for lease in leases]) == []
+    leases = await take(engine, 20_000)
+    assert [lease.id for lease in leases] == [job.id for job in jobs]
+    assert await engine.settle([(lease, Done()) for lease in leases]) == []
+    assert (await engine.queues())["default"].total == 0
+
+
+async def test_many_jobs_are_listed_page_by_page(engine: RedisBroker) -> None:
+    await engine.put([a_job(n, id=f"job-{n}") for n in range(3_000)])
+    seen, after = [], None
+    while True:
+        page = await engine.find(Filter(queue="default"), limit=700, after=after)
+        seen += [record.id for record in page.records]
+        after = page.after
+        if after is None:
+            break
+    assert seen == [f"job-{n}" for n in range(3_000)]
+
+
+# --- servers and their administrators ----------------------------------------------------
+
+
+async def test_full_memory_refuses_puts_while_jobs_still_run_and_end() -> None:
+    """F26."""
+    for kind in ("valkey", "redis"):
+        if kind == "redis" and shutil.which("redis-server") is None:
+            continue
+        with redis(kind) as server:
+            await fill_and_drain(server)
+
+
+async def fill_and_drain(server: RedisServer) -> None:
+    engine = await RedisBroker(target_of(Address(server.url))).open()
+    await engine.put([a_job("x" * 1000) for _ in range(200)])
+    running = await take(engine, 10)
+    server.ask("CONFIG", "SET", "maxmemory", "1mb")
+
+    before = (await engine.queues())["default"]
+    for jobs in ([a_job("x" * 1000)], [a_job(delay_ms=5)], [a_job(chosen=True, unique="k")]):
+        with pytest.raises(QueueFull, match="memory") as full:
+            await engine.put(jobs)
+        assert isinstance(full.value, MemoryFull)
+        assert isinstance(full.value, StorageFull)
+    with pytest.raises(MemoryFull):
+        await engine.put_batch(Batch(id="b"), [a_job(batch="b")])
+    assert (await engine.queues())["default"] == before
+    assert await engine.batches() == []
+
+    assert all(renewal.until for renewal in await engine.renew(running, span=SPAN))
+    again, *others = running
+    assert await engine.settle([(again, Retry(error=Error("E", "m")))]) == []
+    got = await engine.exchange([(each, Done()) for each in others], {"default": 5}, span=SPAN, holder=HOLDER)
+    assert (len(got.lost), len(got.leases)) == (0, 5)
+    await engine.sweep()
+    await engine.close()
+
+
+async def test_after_flushall_leases_are_lost_and_nothing_comes_back() -> None:
+    """F27."""
+    with redis() as server:
+        engine = await RedisBroker(target_of(Address(server.url))).open()
+        await engine.put([a_job(), a_job()])
+        leases = await take(engine)
+        server.ask("FLUSHALL")
+
+        assert [renewal.until for renewal in await engine.renew(leases, span=SPAN)] == [None, None]
+        assert await engine.settle([(leases[0], Done()), (leases[1], Retry())]) == leases
+        assert await engine.sweep() == await engine.sweep()
+        assert await engine.queues() == {}
+        await engine.put([a_job(id=leases[0].id)])
+        [again] = await take(engine)
+        assert again.fence > leases[0].fence
+        await engine.close()
+
+
+async def test_forgotten_scripts_are_sent_again() -> None:
+    """F27."""
+    with redis() as server:
+        engine = await RedisBroker(target_of(Address(server.url))).open()
+        await engine.put([a_job()])
+        server.ask("SCRIPT", "FLUSH")
+        [lease] = await take(engine)
+        server.ask("SCRIPT", "FLUSH")
+        assert await engine.settle([(lease, Done())]) == []
+        await engine.close()
+
+
+async def test_a_key_of_another_type_is_told_and_hurts_nobody_else(
+    engine: RedisBroker, link: RedisLink, prefix: str
+) -> None:
+    """F27."""
+    await link.command("SET", f"{prefix}:{{mine}}:line:0", "something else")
+
+    with pytest.raises(EngineError, match="holds something else"):
+        await engine.put([a_job(queue="mine")])
+    await engine.put([a_job()])
+    assert len(await take(engine)) == 1
+
+
+async def test_a_server_that_may_throw_jobs_away_is_refused() -> None:
+    """F26."""
+    with redis(settings={"maxmemory-policy": "allkeys-lru"}) as server:
+        engine = make_engine(server.url)
+        with pytest.raises(UnsafeStorage, match="noeviction"):
+            await engine.open()
+
+
+async def test_durability_is_what_the_server_says() -> None:
+    with redis() as server:
+        for settings, level in {
+            ("no", "everysec"): Durability.MEMORY,
+            ("yes", "everysec"): Durability.PROCESS,
+            ("yes", "always"): Durability.POWER,
+        }.items():
+            for name, value in zip(("appendonly", "appendfsync"), settings, strict=True):
+                server.ask("CONFIG", "SET", name, value)
+            engine = await make_engine(server.url).open()
+            assert engine.durability is level
+            await engine.close()
+
+
+async def test_a_fence_is_never_given_twice_even_if_its_counter_is_lost(
+    engine: RedisBroker, link: RedisLink, prefix: str
+) -> None:
+    """F25, I3: as on a replica that took over without the last leases."""
+    await engine.put([a_job()])
+    [first] = await take(engine)
+    await engine.settle([(first, Release())])
+    await link.command("DEL", f"{prefix}:fence")
+
+    [second] = await take(engine)
+
+    assert second.fence > first.fence
+
+
+async def test_a_waiting_job_of_300_bytes_takes_less_than_600() -> None:
+    with redis() as server:
+        engine = await RedisBroker(target_of(Address(server.url))).open()
+        before = int(server.info("memory")["used_memory"])
+        for _ in range(20):
+            await engine.put([a_job("x" * 200) for _ in range(500)])
+        used = int(server.info("memory")["used_memory"]) - before
+        [lease] = await take(engine, 1)
+        assert 280 < len(lease.body) < 320
+        assert used / 10_000 < 600
+        await engine.close()
+
+
+async def test_scripts_are_constant_and_few(engine: RedisBroker, link: RedisLink, prefix: str) -> None:
+    """S07: whatever is asked for, the server is sent texts that are files of the package."""
+    known = load_scripts()
+    assert len({script.sha for script in known.values()}) == len(known)
+    answers = await link.command("SCRIPT", "EXISTS", *(script.sha for script in known.values()))
+    assert len(answers) == len(known)
+
+
+def test_the_engine_does_not_import_redis_py(valkey_url: str, prefix: str, uncovered: None) -> None:
+    code = f"""
+import asyncio, sys
+from skep.engines import make_engine
+from skep.testing.make import a_job
+async def main():
+    engine = await make_engine("{valkey_url}?prefix={prefix}:").open()
+    await engine.put([a_job()])
+    await engine.close()
+asyncio.run(main())
+assert "hiredis" in sys.modules
+assert "redis" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
