@@ -140,7 +140,7 @@ def fleet(tmp_path: Path) -> Iterator[Callable[[str], Fleet]]:
     fleets: list[Fleet] = []
 
     def make(url: str) -> Fleet:
-        fleets.append(Fleet(tmp_path, url))
+        fleets.append(Fleet(tmp_path, url=url))
         return fleets[-1]
 
     yield make

@@ -34,6 +34,7 @@ The key layout, whose only description this is.  PREFIX is `skep:`.
     PREFIXbatch:<id>:members      zset     the ids of all members ever, by their numbers
     PREFIXbatch:<id>:ended|results hash    id -> state and reason; id -> result
     PREFIXschedules               hash     name -> MessagePack of a schedule
+    PREFIXsweepers                zset     who sweeps, by when each comes back
     PREFIXseq, PREFIXfence        string   the last numbers given to a put and to a lease
 
 A record is `<flag><task>\\n<put, us>\\n<number>\\n<meta as JSON>\\n<body>`.  The flag is P where nothing
@@ -42,9 +43,10 @@ else has to be done when the job starts or ends, and X for the others.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Self
 
@@ -87,7 +89,7 @@ from skep.brokers.redis_words import (
     taken_in,
     text,
 )
-from skep.clock import Clock, from_us, span_us, to_us
+from skep.clock import Clock, from_us, span_until, span_us, to_us
 from skep.errors import (
     BatchSealed,
     EngineError,
@@ -139,6 +141,11 @@ class RedisBroker:
         self._durability = Durability.MEMORY
         self._kinds = Kinds()
         self._waited: set[str] = set()
+        self._alarms = _Alarms()
+
+    @property
+    def remote(self) -> bool:
+        return True
 
     @property
     def durability(self) -> Durability:
@@ -264,7 +271,8 @@ class RedisBroker:
         answer = await self._run(_scripts["exchange"], args)
         now, lost, _, per_queue, _, _ = answer
         leases = leases_from(answer, wants, from_us(int(now) + span_in_us))
-        doors = [queue for queue, waiting in zip(wants, per_queue[1::2], strict=True) if waiting]
+        doors = [queue for queue, waiting in zip(wants, per_queue[1::3], strict=True) if waiting]
+        self._alarms.set(zip(wants, per_queue[2::3], strict=True))
         return settling.lost(lost), leases, doors
 
     async def renew(self, leases: Sequence[Lease], *, span: timedelta) -> list[Renewal]:
@@ -288,13 +296,20 @@ class RedisBroker:
         ]
         await self._call("note", packed(said), LOG_LINES)
 
-    async def sweep(self, *, limit: int = 1000) -> Swept:
+    async def sweep(self, *, limit: int = 1000, by: str | None = None) -> Swept:
         dead_max = self._retention.dead_max
-        promoted, reaped, expired, removed, next_us, doors = await self._call(
-            "sweep", limit, "" if dead_max is None else dead_max
-        )
+        answer = await self._call("sweep", limit, "" if dead_max is None else dead_max, by or "")
+        promoted, reaped, expired, removed, now, next_us, schedules_due, again_us, doors = answer
         await self._take_in_from([queue.decode() for queue in doors])
-        return Swept(promoted, reaped, expired, removed, from_us(int(next_us)) if next_us else None)
+        return Swept(
+            promoted,
+            reaped,
+            expired,
+            removed,
+            next_in=span_until(int(next_us), int(now)) if next_us else None,
+            again_in=span_until(int(again_us), int(now)) if again_us else None,
+            schedules_due=bool(schedules_due),
+        )
 
     # --- the open door -------------------------------------------------------------------
 
@@ -429,26 +444,57 @@ class RedisBroker:
 
     # --- Hints ---------------------------------------------------------------------------
 
+    @property
+    def hears(self) -> bool:
+        return self._link.hears
+
     async def wait(self, queues: Sequence[str], timeout: float) -> bool:
-        loop = asyncio.get_running_loop()
-        ends = loop.time() + timeout
-        if await self._wait(queues, timeout):
-            if self._waited.issuperset(queues):
-                return True
-            # The first time somebody listens he is woken for nothing, in case something came before that.
-            self._waited.update(queues)
-            self._link.looked()
-            return bool(await self._call("anything", *queues, reads=True)) or await self._wait(
-                queues, ends - loop.time()
-            )
-        return False
+        """Also until the first of the jobs that were not due at the last look becomes so."""
+        left = self._alarms.left(queues)
+        if left < timeout:
+            return await self._wait(queues, left) or True
+        return await self._wait(queues, timeout)
 
     async def _wait(self, queues: Sequence[str], timeout: float) -> bool:
+        ends = time.monotonic() + timeout
+        if not await self._wait_for_news(queues, timeout):
+            return False
+        if self._waited.issuperset(queues):
+            return True
+        # The first time somebody listens he is woken for nothing, in case something came before that.
+        self._waited.update(queues)
+        self._link.looked()
+        if await self._call("anything", *queues, reads=True):
+            return True
+        return await self._wait_for_news(queues, ends - time.monotonic())
+
+    async def _wait_for_news(self, queues: Sequence[str], timeout: float) -> bool:
         return await self._link.wait_for(
             channels=[self._key(queue, "news") for queue in queues],
             lists=[self._key(queue, "incoming") for queue in queues],
             timeout=timeout,
         )
+
+
+class _Alarms:
+    """When the next scheduled job of each queue becomes due, by our own clock: nobody tells of that."""
+
+    def __init__(self) -> None:
+        self._at: dict[str, float] = {}
+
+    def set(self, due_in: Iterable[tuple[str, int]]) -> None:
+        """In so many microseconds; a negative number means that there is none, or that there was no look."""
+        now = time.monotonic()
+        for queue, us in due_in:
+            if us >= 0:
+                self._at[queue] = now + us / 1e6
+            else:
+                self._at.pop(queue, None)
+
+    def left(self, queues: Sequence[str]) -> float:
+        """Seconds until the first of them."""
+        first = min((self._at[queue] for queue in queues if queue in self._at), default=math.inf)
+        return max(0.0, first - time.monotonic())
 
 
 def _pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:

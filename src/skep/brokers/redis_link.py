@@ -85,6 +85,11 @@ class Link(Protocol):
         """
         ...
 
+    @property
+    def hears(self) -> bool:
+        """Whether all that the running loop has waited for is known to be listened to."""
+        ...
+
     def looked(self) -> None:
         """What came until now is about to be seen: waits are for what comes later."""
         ...
@@ -155,6 +160,11 @@ class RedisLink:
     ) -> bool:
         self._lines_here().watch.want(channels, lists)
         return await self._waiters.wait([name_of(name) for name in (*channels, *lists)], timeout)
+
+    @property
+    def hears(self) -> bool:
+        lines = self._lines.get(asyncio.get_running_loop())
+        return lines is not None and lines.watch.hears
 
     def looked(self) -> None:
         self._waiters.looked()

@@ -46,6 +46,7 @@ class Watch:
         self._channels: set[bytes] = set()
         self._more = asyncio.Event()
         self._asked: dict[bytes, asyncio.Event] = {}
+        self._heard_from: set[bytes] = set()
         self._tasks: list[asyncio.Task[None]] = []
 
     def want(self, channels: Sequence[bytes], lists: Sequence[bytes]) -> None:
@@ -62,6 +63,12 @@ class Watch:
                 self._asked[key] = asyncio.Event()
                 self._start(partial(self._watch, key))
             self._asked[key].set()
+
+    @property
+    def hears(self) -> bool:
+        """Whether somebody listens to all that was wanted, as far as we know."""
+        wanted = self._channels | self._asked.keys()
+        return bool(wanted) and len(self._asked) < MOST_LISTS and self._heard_from >= wanted
 
     async def close(self) -> None:
         tasks, self._tasks = self._tasks, []
@@ -94,6 +101,7 @@ class Watch:
         try:
             await self._follow(connection)
         finally:
+            self._heard_from -= self._channels
             await connection.close()
 
     async def _follow(self, connection: Connection) -> None:
@@ -105,6 +113,7 @@ class Watch:
             for channel in new:
                 self._heard(channel)
             subscribed.update(new)
+            self._heard_from.update(new)
             with suppress(TimeoutError):
                 async with asyncio.timeout(PING_EVERY):
                     await connection.gone_or(self._more)
@@ -128,6 +137,7 @@ class Watch:
         try:
             while True:
                 await self._asked[key].wait()
+                self._heard_from.add(key)
                 reply = await connection.send(peek, patience=BLOCK + self._patience)
                 if type(reply) is ServerError:
                     raise explained(reply, self._shown)
@@ -138,6 +148,7 @@ class Watch:
                     self._waiters.wake(name_of(key))
                 seen = reply
         finally:
+            self._heard_from.discard(key)
             await connection.close()
 
 

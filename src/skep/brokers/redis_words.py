@@ -287,8 +287,10 @@ def told(outcome: Outcome) -> dict[str, object]:
         case Retry(delay=delay, error=error, queue=queue):
             note = storable(f"{error.type}: {error.message}"[:NOTE_MAX]) if error else ""
             facts = {"kind": "retry", "delay": _us(delay), "error": error, "queue": queue, "note": note}
-        case Dead(reason=reason, error=error, keep=keep):
-            facts = {"kind": "dead", "reason": storable(reason), "error": error, "keep": _us(keep)}
+        case Dead(reason=reason, error=error, keep=keep, emit=emit):
+            emitted = [draft(job, wire.encode(job)) for job in emit]
+            facts = {"kind": "dead", "error": error, "keep": _us(keep), "emit": emitted or None}
+            facts["reason"] = storable(reason)
         case Snooze(delay=delay):
             facts = {"kind": "snooze", "delay": _us(delay)}
         case Release():
@@ -317,7 +319,7 @@ def leases_from(answer: Row, queues: Iterable[str], until: datetime) -> list[Lea
         number - 1: tuple(map(int, text.split()))
         for number, text in zip(known[::2], known[1::2], strict=True)
     }
-    names = (queue for queue, n in zip(queues, per_queue[::2], strict=True) for _ in range(n))
+    names = (queue for queue, n in zip(queues, per_queue[::3], strict=True) for _ in range(n))
     leases: list[Lease] = []
     put_before, put_at = b"", until
     for number, (queue, job_id, record) in enumerate(zip(names, taken[::2], taken[1::2], strict=True)):

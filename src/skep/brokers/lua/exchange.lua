@@ -8,7 +8,8 @@
 --
 -- Gives {now, numbers of the leases that were lost (as they stood in the arguments), the fence of the first new
 --        lease, from which those of the others count on,
---        for each queue how many were leased and how many wait at the door,
+--        for each queue how many were leased and, if these are fewer than wanted, how many wait at the door, and in
+--        how many us the next becomes due (else -1),
 --        for each job its id and its record,
 --        for each job that has run before: its number, and 'attempt failures crashes'}.
 --
@@ -385,6 +386,11 @@ local function take(queue, want)
     return n
 end
 
+local function due_in(queue)
+    local due = redis.call('ZRANGE', of_queue(queue, 'scheduled'), 0, 0, 'WITHSCORES')[2]
+    return due and tonumber(due) - now or -1
+end
+
 local per_queue = {}
 for _ = 1, tonumber(argument()) do
     local queue, want = argument(), tonumber(argument())
@@ -392,6 +398,7 @@ for _ = 1, tonumber(argument()) do
     local n = want > 0 and take(queue, want) or 0
     per_queue[#per_queue + 1] = n
     per_queue[#per_queue + 1] = n < want and redis.call('LLEN', of_queue(queue, 'incoming')) or 0
+    per_queue[#per_queue + 1] = n < want and due_in(queue) or -1
 end
 if total > 0 then
     redis.call('SET', base .. 'fence', whole(first_fence + total - 1))

@@ -12,15 +12,13 @@ local function settle_one(j, run, o, released)
     end
     end_run(j)
     s.fence, s.started, s.attempts, s.error = tonumber(run.fence), run.started, run.attempt, nil
-    if kind == 'done' then
-        if o.emit then
-            free_key(j)  -- it may hand its own key on
-            emit(o.emit)
-        end
-        end_job(j, 'done', o.keep, 'running', nil, o.result)
-        return true
+    if o.emit then
+        free_key(j)  -- it may hand its own key on
+        emit(o.emit)
     end
-    if kind == 'dead' then
+    if kind == 'done' then
+        end_job(j, 'done', o.keep, 'running', nil, o.result)
+    elseif kind == 'dead' then
         s.failures = (s.failures or 0) + 1
         s.error = o.error
         end_job(j, 'dead', o.keep or dead_us, 'running', o.reason)

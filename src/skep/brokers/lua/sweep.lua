@@ -1,9 +1,10 @@
 -- with: base jobs batches settling
 -- Do what time asks for: promote, reap (T8), expire (T11), forget.  Each kind of work at most ARGV[5] times;
--- ARGV[6] is how many dead jobs of each queue are kept, or ''.
+-- ARGV[6] is how many dead jobs of each queue are kept, or ''; ARGV[7] the name of the one who sweeps, or ''.
 --
--- Gives how many were promoted, reaped, expired and removed, when there is something to do next (us, or ''), and
--- the queues at whose doors something waits.
+-- Gives how many were promoted, reaped, expired and removed, now, when there is something to do next (us, or ''), 1 if
+-- a schedule is due, when the one who sweeps should come back (us, or ''), and the queues at whose doors
+-- something waits.
 
 redis.call('DEL', base .. 'nothing')  -- so that maxmemory does not refuse us: see exchange.lua
 
@@ -108,11 +109,39 @@ consider_first_of(LEASES)
 for _, queue in ipairs(queues) do
     consider_first_of(of_queue(queue, 'scheduled'))
 end
+local schedules_due = 0
 for _, packed in ipairs(redis.call('HVALS', base .. 'schedules')) do
     local schedule = cmsgpack.unpack(packed)
     if not schedule.paused then
         consider(tonumber(schedule.next))
+        if tonumber(schedule.next) <= now then
+            schedules_due = 1
+        end
     end
 end
+
+-- When `who`, which has just swept, should come back: after some seconds where it is alone, and in a fleet so much
+-- later that all together sweep no more often than twice a second.  The last to come before something is to be done
+-- comes back for that; if it does not, the next one finds it.  Whoever is late for long is gone.
+local ALONE_US, EACH_US, LONGEST_US, LATE_US = 2500000, 600000, 120000000, 30000000
+
+local function come_back(who)
+    local sweepers = base .. 'sweepers'
+    redis.call('ZREM', sweepers, who)
+    redis.call('ZREMRANGEBYSCORE', sweepers, '-inf', whole(now - LATE_US))
+    redis.call('ZREMRANGEBYSCORE', sweepers, whole(now + 2 * LONGEST_US), '+inf')
+    local pause = math.max(ALONE_US, math.min(LONGEST_US, (redis.call('ZCARD', sweepers) + 1) * EACH_US))
+    local back = now + math.floor(pause * (0.8 + 0.4 * (now % 1000) / 1000))  -- so that they do not come all at once
+    local soonest = redis.call('ZRANGEBYSCORE', sweepers, '(' .. whole(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+    if next_us and next_us < back and (not soonest or next_us <= tonumber(soonest)) then
+        back = next_us
+    end
+    redis.call('ZADD', sweepers, whole(back), who)
+    return whole(back)
+end
+
 tell_woken()
-return {promoted, #lost, expired, removed, next_us and whole(next_us) or '', doors}
+return {
+    promoted, #lost, expired, removed, whole(now), next_us and whole(next_us) or '', schedules_due,
+    ARGV[7] ~= '' and come_back(ARGV[7]) or '', doors,
+}
