@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -228,7 +229,8 @@ async def run_until_called(url: str, command: list[str]) -> str:
     worker = Worker(app, Settings())
     running = asyncio.create_task(worker.run())
     await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True, timeout=30)
-    await asyncio.wait({called, running}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+    both: list[asyncio.Future[Any]] = [called, running]
+    await asyncio.wait(both, timeout=30, return_when=asyncio.FIRST_COMPLETED)
     worker.stop()
     await running
     await app.aclose()
