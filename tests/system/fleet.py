@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 HERE = Path(__file__).parent
 
@@ -42,15 +42,12 @@ class Fleet:
         }
 
     def start(self, *options: str, quiet: bool = False) -> subprocess.Popen[str]:
-        return self.run("-m", "skep", "worker", self._app, *options, quiet=quiet)
+        stderr = subprocess.DEVNULL if quiet else subprocess.PIPE
+        return self.run("-m", "skep", "worker", self._app, *options, stderr=stderr)
 
-    def run(self, *program: str, quiet: bool = False) -> subprocess.Popen[str]:
-        worker = subprocess.Popen(
-            [sys.executable, *program],
-            env=self._env,
-            stderr=subprocess.DEVNULL if quiet else subprocess.PIPE,
-            text=True,
-        )
+    def run(self, *program: str, stderr: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
+        """Who says more than a pipe holds waits for a reader: give a file to one that is harmed much."""
+        worker = subprocess.Popen([sys.executable, *program], env=self._env, stderr=stderr, text=True)
         self.workers.append(worker)
         return worker
 
