@@ -104,10 +104,17 @@ class ClusterLanes:
         )
 
     async def everywhere(self, packed: bytes) -> list[Any]:
-        await self._learn()
-        return list(
-            await asyncio.gather(*(self._lane(place).ask(packed, reads=True) for place in self._masters()))
-        )
+        if not self._map:
+            await self._learn()
+        try:
+            return await self._ask_masters(packed)
+        except EngineUnavailable:
+            await self._learn()
+            return await self._ask_masters(packed)
+
+    async def _ask_masters(self, packed: bytes) -> list[Any]:
+        masters = self._masters()
+        return await asyncio.gather(*(self._lane(place).ask(packed, reads=True) for place in masters))
 
     async def dial(self, key: bytes, *, heard: Callable[[bytes], None] | None = None) -> Connection:
         place = await self._place_of(slot_of(key))
@@ -117,13 +124,11 @@ class ClusterLanes:
             return await self._dialler.dial(await self._elsewhere(slot_of(key), place), heard=heard)
 
     async def close(self) -> None:
-        mapping, lanes = self._mapping, list(self._lanes.values())
-        self._lanes.clear()
-        if mapping is not None:
+        if (mapping := self._mapping) is not None:
             mapping.cancel()
             await asyncio.wait({mapping})
-        for lane in lanes:
-            await lane.close()
+        while self._lanes:
+            await self._lanes.popitem()[1].close()
 
     # --- the map -------------------------------------------------------------------------
 

@@ -116,6 +116,7 @@ class Lane:
         self._connection: Connection | None = None
         self._attempt: asyncio.Task[Connection] | None = None
         self._failures = 0
+        self._closed = False
 
     @property
     def idle(self) -> bool:
@@ -170,6 +171,8 @@ class Lane:
             await self._connected()
 
     async def _connected(self) -> Connection:
+        if self._closed:
+            raise EngineUnavailable(f"{self._dialler.target.shown} was closed meanwhile: nothing was changed")
         if self._attempt is None:
             self._attempt = asyncio.get_running_loop().create_task(self._dial(), name="skep-redis-connect")
             self._attempt.add_done_callback(_heed)
@@ -197,12 +200,12 @@ class Lane:
             self._connection.abort(why)
 
     async def close(self) -> None:
-        attempt, connection = self._attempt, self._connection
-        if attempt is not None:
+        self._closed = True
+        if (attempt := self._attempt) is not None:
             attempt.cancel()
             await asyncio.wait({attempt})
-        if connection is not None:
-            await connection.close()
+        if self._connection is not None:  # the attempt may just have succeeded
+            await self._connection.close()
 
 
 async def _confirmed(connection: Connection, reply: asyncio.Future[Any], copies: int, target: Target) -> Any:

@@ -1,0 +1,59 @@
+"""The Redis engine keeps the contract on three masters, also while their replicas take over from them."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import hiredis
+import pytest
+
+from skep.address import Address
+from skep.brokers.redis import RedisBroker
+from skep.brokers.redis_link import target_of
+from skep.life import Retention
+from skep.testing.clock import FakeClock
+from skep.testing.contract import BrokerContract, OpenEngine
+from skep.testing.redis_servers import Cluster, redis_cluster
+
+EVERY = 1.0  # seconds between two changes of masters
+
+
+class Changes:
+    """Lets replicas take over from their masters again and again, in the orderly way that loses nothing."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Changes:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(EVERY):
+            replicas = [each for each in self._cluster.servers if each.info("replication")["role"] == "slave"]
+            with suppress(hiredis.ReplyError):  # it may be in the middle of one
+                random.choice(replicas).ask("CLUSTER", "FAILOVER")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with redis_cluster(durable=True) as servers, Changes(servers):
+        yield servers
+
+
+class TestCluster(BrokerContract):
+    @pytest.fixture
+    def open_engine(
+        self, clock: FakeClock, retention: Retention, cluster: Cluster, prefix: str
+    ) -> OpenEngine:
+        target = target_of(Address(cluster.url))
+        return lambda: RedisBroker(target, prefix=f"{{{prefix}}}:", clock=clock, retention=retention)
