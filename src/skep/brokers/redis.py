@@ -13,7 +13,7 @@ The key layout, whose only description this is.  PREFIX is `skep:`.
     PREFIX{queue}:holds           set      the rules for which there is such a set
     PREFIX{queue}:ranks           zset     the priorities that have a line, highest first
     PREFIX{queue}:scheduled       zset     put number and id of jobs that are not due yet, by due time
-    PREFIX{queue}:running         hash     id -> flag, fence, start, attempt, holder
+    PREFIX{queue}:running         hash     id -> flag, fence, bundle, start, attempt, holder
     PREFIX{queue}:done|dead|cancelled zset put number and id of kept jobs, by the time of their end
     PREFIX{queue}:tally           hash     put, deleted: how many; front, back: the last places given
     PREFIX{queue}:news            channel  a message whenever there may be something to lease
@@ -21,7 +21,8 @@ The key layout, whose only description this is.  PREFIX is `skep:`.
     PREFIXjobs                    hash     id -> record: what was put, once, and never rewritten
     PREFIXstate                   hash     id -> MessagePack of what has changed since; most jobs have none
     PREFIXresults                 hash     id -> the result of a kept job
-    PREFIXleases                  zset     ids of running jobs, by the end of their leases
+    PREFIXleases                  zset     bundles of leases, by when they end
+    PREFIXbundles                 hash     bundle -> how many leases it has
     PREFIXexpiring, PREFIXkeep    zset     ids, by when they expire, or are forgotten
     PREFIXknown, PREFIXtokens     zset     chosen ids of ended jobs, tokens of puts, by their last moment
     PREFIXunique                  hash     unique key -> the id that holds it

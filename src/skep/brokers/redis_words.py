@@ -428,7 +428,7 @@ def record_from(row: Row) -> Record | None:
 
 
 def _run(value: bytes) -> tuple[int, int, int, str]:
-    fence, started, attempt, holder = value[1:].split(b"\n", 3)
+    fence, _, started, attempt, holder = value[1:].split(b"\n", 4)
     return int(fence), int(started), int(attempt), holder.decode()
 
 

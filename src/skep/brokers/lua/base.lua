@@ -19,7 +19,7 @@ end
 local DAY_US = 86400000000
 local CHUNK = 1000  -- how many arguments go into one command: unpack() can take 8,000
 
-local JOBS, STATE, LEASES = base .. 'jobs', base .. 'state', base .. 'leases'
+local JOBS, STATE, LEASES, BUNDLES = base .. 'jobs', base .. 'state', base .. 'leases', base .. 'bundles'
 
 local function whole(number)
     return string.format('%.0f', number)
@@ -52,6 +52,16 @@ end
 local function tell_woken()
     for queue in pairs(woken) do
         redis.call('PUBLISH', of_queue(queue, 'news'), '')
+    end
+end
+
+-- So many leases of each of these bundles have ended, or moved to another; a bundle without leases is forgotten.
+local function leave_bundles(leaving)
+    for bundle, n in pairs(leaving) do
+        if redis.call('HINCRBY', BUNDLES, bundle, -n) <= 0 then
+            redis.call('HDEL', BUNDLES, bundle)
+            redis.call('ZREM', LEASES, bundle)
+        end
     end
 end
 

@@ -43,7 +43,6 @@ local function forget_plain(queue, ids)
     if #ids > 0 then
         in_chunks('HDEL', of_queue(queue, 'running'), ids)
         in_chunks('HDEL', JOBS, ids)
-        in_chunks('ZREM', LEASES, ids)
         count(queue, 'deleted', #ids)
     end
 end
@@ -51,7 +50,7 @@ end
 local function settle_group()
     local queue, n = argument(), tonumber(argument())
     local running = of_queue(queue, 'running')
-    local gone, n_gone = {}, 0
+    local gone, n_gone, leaving = {}, 0, {}
     for first = 1, n, CHUNK do
         local last = math.min(first + CHUNK - 1, n)
         local runs = redis.call('HMGET', running, unpack(ARGV, at + first, at + last))
@@ -60,12 +59,15 @@ local function settle_group()
             if run and not limited and run:find('P' .. fence .. '\n', 1, true) == 1 then
                 n_gone = n_gone + 1
                 gone[n_gone] = ARGV[at + k]
+                local bundle = run:match('^%d+', #fence + 3)
+                leaving[bundle] = (leaving[bundle] or 0) + 1
             else
                 settle_slowly(number + k, ARGV[at + k], fence, {kind = 'done'})
             end
         end
     end
     forget_plain(queue, gone)
+    leave_bundles(leaving)
     number = number + n
     at = at + 2 * n
 end
@@ -85,7 +87,6 @@ to_front(released)
 local span, holder = tonumber(argument()), argument()
 local limit = tonumber(argument())
 local ruled = redis.call('EXISTS', base .. 'rules') == 1
-local until_us = whole(now + span)
 -- A fence grows with the time as well: on a replica that took over and does not know the last leases, none of
 -- its own may look like one of them.  Only its last nine digits are written for each job.
 local first_fence = math.max(tonumber(redis.call('GET', base .. 'fence') or 0) + 1, now)
@@ -96,22 +97,22 @@ if low < LEAST or low > MOST then
 end
 first_fence = high * BILLION + low
 high = whole(high)
-local since = '\n' .. whole(now) .. '\n'
+-- All leases of one call are a bundle, until somebody renews some of them: they end together.
+local bundle = whole(first_fence)
+local since = '\n' .. bundle .. '\n' .. whole(now) .. '\n'
 local first_time = since .. '1\n' .. holder
 local plain, other = 'P' .. high, 'X' .. high
 local PLAIN = string.byte('P')
 
--- What has been leased: `taken` and `known` are the answer, `runs` and `leases` what is written of one queue.
+-- What has been leased: `taken` and `known` are the answer, `runs` is what is written of one queue.
 local taken, known, total = {}, {}, 0
-local runs, leases, n_new = {}, {}, 0
+local runs, n_new = {}, 0
 
 local function start(id, record, flag, run)
     taken[2 * total + 1] = id
     taken[2 * total + 2] = record
     runs[2 * n_new + 1] = id
     runs[2 * n_new + 2] = flag .. (low + total) .. run
-    leases[2 * n_new + 1] = until_us
-    leases[2 * n_new + 2] = id
     total = total + 1
     n_new = n_new + 1
 end
@@ -125,8 +126,7 @@ end
 
 local function write_runs(queue)
     in_chunks('HSET', of_queue(queue, 'running'), runs)
-    in_chunks('ZADD', LEASES, leases)
-    runs, leases, n_new = {}, {}, 0
+    runs, n_new = {}, 0
 end
 
 -- Where there is more to a job than its body: gives false if it has ended instead of starting.
@@ -402,6 +402,8 @@ for _ = 1, tonumber(argument()) do
 end
 if total > 0 then
     redis.call('SET', base .. 'fence', whole(first_fence + total - 1))
+    redis.call('HSET', BUNDLES, bundle, total)
+    redis.call('ZADD', LEASES, whole(now + span), bundle)
 end
 tell_woken()
-return {whole(now), lost, whole(first_fence), per_queue, taken, known}
+return {whole(now), lost, bundle, per_queue, taken, known}

@@ -28,15 +28,17 @@ local function save(j)
     end
 end
 
--- The run of a running job, or nil: its fence, when it began, its attempt, who holds it.
+-- The run of a running job, or nil: its fence, the bundle whose leases end together, when it began, its attempt,
+-- who holds it.
 local function run_of(j)
     local value = redis.call('HGET', of_queue(j.queue, 'running'), j.id)
     if not value then
         return nil
     end
-    local fence, started, attempt, holder = value:match('^.(%d+)\n(%d+)\n(%d+)\n(.*)$')
+    local fence, bundle, started, attempt, holder = value:match('^.(%d+)\n(%d+)\n(%d+)\n(%d+)\n(.*)$')
     return {
-        fence = fence, started = tonumber(started), attempt = tonumber(attempt), holder = holder, value = value,
+        fence = fence, bundle = bundle, started = tonumber(started), attempt = tonumber(attempt), holder = holder,
+        value = value,
     }
 end
 
@@ -224,9 +226,9 @@ local function count_run(j, n)
 end
 
 -- The lease of a job ends, however it ended.
-local function end_run(j)
+local function end_run(j, run)
     redis.call('HDEL', of_queue(j.queue, 'running'), j.id)
-    redis.call('ZREM', LEASES, j.id)
+    leave_bundles({[run.bundle] = 1})
     count_run(j, -1)
 end
 

@@ -12,7 +12,7 @@ for at = 5, #ARGV do
         local queue = state and cmsgpack.unpack(state).queue
         queue = queue or cjson.decode(record:match('^[^\n]*\n%d+\n%d+\n([^\n]*)\n')).queue
         run = redis.call('HGET', of_queue(queue, 'running'), id)
-        ends = run and redis.call('ZSCORE', LEASES, id)
+        ends = run and redis.call('ZSCORE', LEASES, run:match('^.%d+\n(%d+)'))
         result = redis.call('HGET', base .. 'results', id)
     end
     rows[#rows + 1] = {id, record, state, run, ends, result}

@@ -1,5 +1,5 @@
 -- with: base
--- Make live leases end later, or sooner (T3).
+-- Make live leases end later, or sooner (T3).  They become a bundle of their own.
 --
 -- ARGV[5]  the span (us)
 -- then     of each lease its queue, its id, its fence
@@ -8,18 +8,46 @@
 
 redis.call('DEL', base .. 'nothing')  -- so that maxmemory does not refuse us: see exchange.lua
 
-local renewed = {whole(now)}
-local until_us = whole(now + tonumber(ARGV[5]))
-for at = 6, #ARGV, 3 do
-    local queue, id, fence = ARGV[at], ARGV[at + 1], ARGV[at + 2]
-    local run = redis.call('HGET', of_queue(queue, 'running'), id)
-    local ends = redis.call('ZSCORE', LEASES, id)
-    local answer = -1
-    if run and run:match('^.(%d+)') == fence and ends and tonumber(ends) > now then
-        redis.call('ZADD', LEASES, until_us, id)
-        local state = redis.call('HGET', STATE, id)
-        answer = state and cmsgpack.unpack(state).cancel and 1 or 0
+local bundle = whole(math.max(tonumber(redis.call('GET', base .. 'fence') or 0) + 1, now))
+local ends, leaving, moved = {}, {}, {}
+local n = 0
+
+local function is_live(of_bundle)
+    if ends[of_bundle] == nil then
+        ends[of_bundle] = tonumber(redis.call('ZSCORE', LEASES, of_bundle) or 0)
     end
-    renewed[#renewed + 1] = answer
+    return ends[of_bundle] > now
+end
+
+local function renew(queue, id, fence)
+    local running = of_queue(queue, 'running')
+    local run = redis.call('HGET', running, id)
+    if not run then
+        return -1
+    end
+    local flag, its_fence, its_bundle, rest = run:match('^(.)(%d+)\n(%d+)(\n.*)$')
+    if its_fence ~= fence or not is_live(its_bundle) then
+        return -1
+    end
+    if not moved[id] then  -- somebody may name it twice
+        moved[id] = true
+        n = n + 1
+        leaving[its_bundle] = (leaving[its_bundle] or 0) + 1
+        redis.call('HSET', running, id, flag .. fence .. '\n' .. bundle .. rest)
+    end
+    local state = flag == 'X' and redis.call('HGET', STATE, id)
+    return state and cmsgpack.unpack(state).cancel and 1 or 0
+end
+
+local renewed = {whole(now)}
+ends[bundle] = math.huge
+for at = 6, #ARGV, 3 do
+    renewed[#renewed + 1] = renew(ARGV[at], ARGV[at + 1], ARGV[at + 2])
+end
+if n > 0 then
+    redis.call('SET', base .. 'fence', bundle)
+    redis.call('HSET', BUNDLES, bundle, n)
+    redis.call('ZADD', LEASES, whole(now + tonumber(ARGV[5])), bundle)
+    leave_bundles(leaving)
 end
 return renewed

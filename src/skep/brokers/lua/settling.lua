@@ -10,7 +10,7 @@ local function settle_one(j, run, o, released)
     if kind == 'cancelled' and not s.cancel then
         return false
     end
-    end_run(j)
+    end_run(j, run)
     s.fence, s.started, s.attempts, s.error = tonumber(run.fence), run.started, run.attempt, nil
     if o.emit then
         free_key(j)  -- it may hand its own key on
@@ -72,7 +72,7 @@ end
 -- Reap a lease that nobody renewed (T8).
 local function reap_one(j, run, released)
     local s = j.s
-    end_run(j)
+    end_run(j, run)
     s.fence, s.started, s.attempts, s.error = tonumber(run.fence), run.started, run.attempt, nil
     s.crashes = (s.crashes or 0) + 1
     if s.cancel then

@@ -28,32 +28,51 @@ local function past(key)
     return redis.call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, most)
 end
 
+-- The leases of these bundles, in the order in which they were given.  Those that run are looked through, because
+-- a bundle does not know its jobs; but only when one was lost.
+local function leases_of(bundles)
+    local over, found = {}, {}
+    for _, bundle in ipairs(bundles) do
+        over[bundle] = true
+    end
+    for _, queue in ipairs(#bundles > 0 and queues or {}) do
+        local running = redis.call('HGETALL', of_queue(queue, 'running'))
+        for n = 1, #running, 2 do
+            local fence, bundle = running[n + 1]:match('^.(%d+)\n(%d+)')
+            if over[bundle] then
+                found[#found + 1] = {id = running[n], fence = tonumber(fence)}
+            end
+        end
+    end
+    table.sort(found, function(one, other) return one.fence < other.fence end)
+    return found
+end
+
 local lost = {}
-for _, id in ipairs(past(LEASES)) do
-    local j = load(id)
-    local run = j and run_of(j)
-    if run then
-        lost[#lost + 1] = {j = j, run = run}
-    else
-        redis.call('ZREM', LEASES, id)
+for _, lease in ipairs(leases_of(past(LEASES))) do
+    local j = #lost < most and load(lease.id)
+    if j then
+        lost[#lost + 1] = {j = j, run = run_of(j)}
     end
 end
-table.sort(lost, function(one, other) return tonumber(one.run.fence) < tonumber(other.run.fence) end)
 local released = {}
 for _, it in ipairs(lost) do
     reap_one(it.j, it.run, released)
 end
 to_front(released)
 
-local expired = 0
+local expired = {}
 for _, id in ipairs(past(base .. 'expiring')) do
     local j = load(id)
     redis.call('ZREM', base .. 'expiring', id)
     if j then
-        unplace(j)
-        expire(j)
-        expired = expired + 1
+        expired[#expired + 1] = j
     end
+end
+table.sort(expired, function(one, other) return one.seq < other.seq end)
+for _, j in ipairs(expired) do
+    unplace(j)
+    expire(j)
 end
 
 local function remove(ids)
@@ -142,6 +161,6 @@ end
 
 tell_woken()
 return {
-    promoted, #lost, expired, removed, whole(now), next_us and whole(next_us) or '', schedules_due,
+    promoted, #lost, #expired, removed, whole(now), next_us and whole(next_us) or '', schedules_due,
     ARGV[7] ~= '' and come_back(ARGV[7]) or '', doors,
 }
