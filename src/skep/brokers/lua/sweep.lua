@@ -142,7 +142,7 @@ end
 -- When `who`, which has just swept, should come back: after some seconds where it is alone, and in a fleet so much
 -- later that all together sweep no more often than twice a second.  The last to come before something is to be done
 -- comes back for that; if it does not, the next one finds it.  Whoever is late for long is gone.
-local ALONE_US, EACH_US, LONGEST_US, LATE_US = 2500000, 600000, 120000000, 30000000
+local ALONE_US, EACH_US, LONGEST_US, LATE_US = 3000000, 600000, 120000000, 30000000
 
 local function come_back(who)
     local sweepers = base .. 'sweepers'
