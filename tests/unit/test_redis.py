@@ -21,7 +21,7 @@ from skep.brokers.redis import RedisBroker
 from skep.brokers.redis_link import RedisLink, target_of
 from skep.brokers.redis_words import load_scripts
 from skep.engines import make_engine
-from skep.errors import EngineError, MemoryFull, QueueFull, StorageFull, UnsafeStorage
+from skep.errors import BadSetting, EngineError, MemoryFull, QueueFull, StorageFull, UnsafeStorage
 from skep.job import Dead, Done, Error, Lease, Release, Retry, State
 from skep.testing.make import HOLDER, SPAN, a_job
 from skep.testing.redis_servers import RedisServer, redis
@@ -461,6 +461,12 @@ async def test_a_server_that_may_throw_jobs_away_is_refused() -> None:
         engine = make_engine(server.url)
         with pytest.raises(UnsafeStorage, match="noeviction"):
             await engine.open()
+
+
+def test_in_a_cluster_all_keys_must_share_a_slot() -> None:
+    assert make_engine("redis+cluster://here?prefix={shop}:")
+    with pytest.raises(BadSetting, match="hash tag"):
+        make_engine("redis+cluster://here?prefix=shop:")
 
 
 async def test_durability_is_what_the_server_says() -> None:

@@ -32,8 +32,9 @@ The key layout, whose only description this is.  PREFIX is `skep:`.
     PREFIXbatches                 zset     the ids of all batches
     PREFIXbatch_ends              zset     ids of batches, by when they are forgotten
     PREFIXbatch:<id>              hash     a batch and its counts
-    PREFIXbatch:<id>:members      zset     the ids of all members ever, by their numbers
-    PREFIXbatch:<id>:ended|results hash    id -> state and reason; id -> result
+    PREFIXbatch_members:<id>      zset     the ids of all members ever, by their numbers
+    PREFIXbatch_ended:<id>        hash     id -> state and reason
+    PREFIXbatch_results:<id>      hash     id -> result
     PREFIXschedules               hash     name -> MessagePack of a schedule
     PREFIXsweepers                zset     who sweeps, by when each comes back
     PREFIXseq, PREFIXfence        string   the last numbers given to a put and to a lease
@@ -46,6 +47,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -92,6 +94,7 @@ from skep.brokers.redis_words import (
 )
 from skep.clock import Clock, from_us, span_until, span_us, to_us
 from skep.errors import (
+    BadSetting,
     BatchSealed,
     EngineError,
     MemoryFull,
@@ -134,6 +137,8 @@ class RedisBroker:
     ) -> None:
         clustered = target.layout is Layout.CLUSTER
         self._prefix = prefix if prefix is not None else CLUSTER_PREFIX if clustered else PREFIX
+        if clustered and not re.search(r"\{[^{}]+\}", self._prefix):
+            raise BadSetting(f"prefix={self._prefix!r}: in a cluster it needs a hash tag, such as {{shop}}:")
         self._keys = (self._prefix.encode(),)
         self._link: Link = RedisLink(target, credentials)
         self._clock = clock

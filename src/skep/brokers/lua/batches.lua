@@ -2,8 +2,9 @@
 
 local add, step  -- each may lead to the other: what ends may put a callback
 
+-- The id comes last: it may look like anything.
 local function batch_key(batch, what)
-    return base .. 'batch:' .. batch .. (what or '')
+    return base .. (what or 'batch:') .. batch
 end
 
 -- Put what follows from a step; what is already there is left out.
@@ -31,7 +32,7 @@ end
 
 -- One more member of a batch; false where that is finished or gone.  An id that has ended there before lives again.
 local function join(batch, id, number, as)
-    local key, ended = batch_key(batch), batch_key(batch, ':ended')
+    local key, ended = batch_key(batch), batch_key(batch, 'batch_ended:')
     local facts = redis.call('HMGET', key, 'created', 'finished')
     if not facts[1] or facts[2] then
         return false
@@ -39,12 +40,12 @@ local function join(batch, id, number, as)
     local before = redis.call('HGET', ended, id)
     if before then
         redis.call('HDEL', ended, id)
-        redis.call('HDEL', batch_key(batch, ':results'), id)
+        redis.call('HDEL', batch_key(batch, 'batch_results:'), id)
         redis.call('HINCRBY', key, before:match('^[^\n]*'), -1)
     else
         redis.call('HINCRBY', key, 'total', 1)
     end
-    redis.call('ZADD', batch_key(batch, ':members'), number, id)
+    redis.call('ZADD', batch_key(batch, 'batch_members:'), number, id)
     redis.call('HINCRBY', key, as, 1)
     return true
 end
@@ -87,7 +88,7 @@ end
 -- --- batches --------------------------------------------------------------------------------
 
 local function remove_batch(batch)
-    redis.call('DEL', batch_key(batch), batch_key(batch, ':members'), batch_key(batch, ':ended'), batch_key(batch, ':results'))
+    redis.call('DEL', batch_key(batch), batch_key(batch, 'batch_members:'), batch_key(batch, 'batch_ended:'), batch_key(batch, 'batch_results:'))
     redis.call('ZREM', base .. 'batches', batch)
     redis.call('ZREM', base .. 'batch_ends', batch)
 end
@@ -146,14 +147,14 @@ end
 -- One member of a batch, which counted there as `was`, has ended (B1).
 function step(batch, id, was, state, reason, result)
     local key = batch_key(batch)
-    local ended = batch_key(batch, ':ended')
-    if redis.call('EXISTS', key) == 0 or not redis.call('ZSCORE', batch_key(batch, ':members'), id)
+    local ended = batch_key(batch, 'batch_ended:')
+    if redis.call('EXISTS', key) == 0 or not redis.call('ZSCORE', batch_key(batch, 'batch_members:'), id)
         or redis.call('HEXISTS', ended, id) == 1 then
         return
     end
     redis.call('HSET', ended, id, reason and (state .. '\n' .. reason) or state)
     if result then
-        redis.call('HSET', batch_key(batch, ':results'), id, result)
+        redis.call('HSET', batch_key(batch, 'batch_results:'), id, result)
     end
     redis.call('HINCRBY', key, was, -1)
     redis.call('HINCRBY', key, state, 1)

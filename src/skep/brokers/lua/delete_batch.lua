@@ -7,8 +7,8 @@ local b = batch_facts(batch)
 if not b then
     return 0
 end
-local ended = batch_key(batch, ':ended')
-for _, id in ipairs(redis.call('ZRANGE', batch_key(batch, ':members'), 0, -1)) do
+local ended = batch_key(batch, 'batch_ended:')
+for _, id in ipairs(redis.call('ZRANGE', batch_key(batch, 'batch_members:'), 0, -1)) do
     local j = redis.call('HEXISTS', ended, id) == 0 and load(id)
     if j and j.batch == batch and not j.s.state and not run_of(j) then
         unplace(j)

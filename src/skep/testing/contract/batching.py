@@ -65,6 +65,21 @@ class Batching:
         assert (now.created_at, now.finished_at) == (clock.now, None)
         assert [lease.batch for lease in await take(engine)] == [batch.id] * 3
 
+    async def test_ids_of_batches_may_look_like_anything(self, engine: Engine) -> None:
+        """I11: also like what an engine may call a part of another batch."""
+        ids = ["b", "b:members", "b:ended", "b:results", "b*", "{b}", "b'--", 'b"', "b\\", "ü b\n"]
+        for batch in ids:
+            await engine.put_batch(Batch(id=batch), [a_job(batch=batch, member=1)])
+        await end_next(engine, *[Done(b"1")] * len(ids))
+
+        for batch in ids:
+            assert (await status(engine, batch)).state is BatchState.SUCCESS
+            assert [member.result for member in await engine.members(batch)] == [b"1"]
+        assert [found.id for found in await engine.batches()] == sorted(ids, key=str.encode)
+        for batch in ids:
+            assert await engine.delete_batch(batch) is True
+        assert await engine.batches() == []
+
     async def test_a_batch_tells_how_far_its_members_are(self, engine: Engine) -> None:
         """B1."""
         batch = await a_batch_of(engine, 7)
