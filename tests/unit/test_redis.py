@@ -464,7 +464,7 @@ async def test_a_server_that_may_throw_jobs_away_is_refused() -> None:
 
 
 def test_in_a_cluster_all_keys_must_share_a_slot() -> None:
-    assert make_engine("redis+cluster://here?prefix={shop}:")
+    assert isinstance(make_engine("redis+cluster://here?prefix={shop}:"), RedisBroker)
     with pytest.raises(BadSetting, match="hash tag"):
         make_engine("redis+cluster://here?prefix=shop:")
 

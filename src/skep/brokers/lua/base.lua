@@ -21,8 +21,9 @@ local CHUNK = 1000  -- how many arguments go into one command: unpack() can take
 
 local JOBS, STATE, LEASES, BUNDLES = base .. 'jobs', base .. 'state', base .. 'leases', base .. 'bundles'
 
+local format = string.format
 local function whole(number)
-    return string.format('%.0f', number)
+    return format('%.0f', number)
 end
 
 local function of_queue(queue, what)

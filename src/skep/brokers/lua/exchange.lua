@@ -88,20 +88,12 @@ local span, holder = tonumber(argument()), argument()
 local limit = tonumber(argument())
 local ruled = redis.call('EXISTS', base .. 'rules') == 1
 -- A fence grows with the time as well: on a replica that took over and does not know the last leases, none of
--- its own may look like one of them.  Only its last nine digits are written for each job.
+-- its own may look like one of them.
 local first_fence = math.max(tonumber(redis.call('GET', base .. 'fence') or 0) + 1, now)
-local BILLION, LEAST, MOST = 1000000000, 100000000, 990000000
-local high, low = math.floor(first_fence / BILLION), first_fence % BILLION
-if low < LEAST or low > MOST then
-    high, low = low > MOST and high + 1 or high, LEAST
-end
-first_fence = high * BILLION + low
-high = whole(high)
 -- All leases of one call are a bundle, until somebody renews some of them: they end together.
 local bundle = whole(first_fence)
 local since = '\n' .. bundle .. '\n' .. whole(now) .. '\n'
 local first_time = since .. '1\n' .. holder
-local plain, other = 'P' .. high, 'X' .. high
 local PLAIN = string.byte('P')
 
 -- What has been leased: `taken` and `known` are the answer, `runs` is what is written of one queue.
@@ -112,14 +104,14 @@ local function start(id, record, flag, run)
     taken[2 * total + 1] = id
     taken[2 * total + 2] = record
     runs[2 * n_new + 1] = id
-    runs[2 * n_new + 2] = flag .. (low + total) .. run
+    runs[2 * n_new + 2] = flag .. whole(first_fence + total) .. run
     total = total + 1
     n_new = n_new + 1
 end
 
 local function start_again(id, record, s)
     local attempt = (s.attempts or 0) + 1
-    start(id, record, other, since .. attempt .. '\n' .. holder)
+    start(id, record, 'X', since .. attempt .. '\n' .. holder)
     known[#known + 1] = total
     known[#known + 1] = attempt .. ' ' .. (s.failures or 0) .. ' ' .. (s.crashes or 0)
 end
@@ -152,10 +144,10 @@ local function take_fresh(ids)
     for k = 1, #ids do
         local id, record = ids[k], records[k]
         if record and record:byte() == PLAIN then
-            start(id, record, plain, first_time)
+            start(id, record, 'P', first_time)
             n = n + 1
         elseif record and may_start(made(id, record)) then
-            start(id, record, other, first_time)
+            start(id, record, 'X', first_time)
             n = n + 1
         end
     end
