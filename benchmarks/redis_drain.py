@@ -91,7 +91,9 @@ class Meter:
 
     async def _used(self) -> float:
         info = (await self._link.command("INFO", "cpu")).decode()
-        return sum(float(info.split(f"used_cpu_{kind}_main_thread:")[1].split()[0]) for kind in ("user", "sys"))
+        return sum(
+            float(info.split(f"used_cpu_{kind}_main_thread:")[1].split()[0]) for kind in ("user", "sys")
+        )
 
 
 async def linked(url: str) -> RedisLink:

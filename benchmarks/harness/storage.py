@@ -21,7 +21,8 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from harness.catalogue import Engine
-from skep.testing.servers import free_port, postgres
+from skep.testing.binaries import free_port
+from skep.testing.servers import postgres
 
 POSTGRES_SETTINGS = ("shared_buffers=256MB", "max_wal_size=4GB")
 STARTS_WITHIN = 30.0

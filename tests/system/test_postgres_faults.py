@@ -75,7 +75,7 @@ async def test_no_call_waits_longer_for_a_black_hole_than_its_patience(
     """F17: calls that were on their way, and calls that need a new connection."""
     engine = await PostgresBroker(through(proxy), patience="500ms").open()
     await engine.put([a_job(id="before")])
-    proxy.block()
+    proxy.black_hole()
 
     async with asyncio.timeout(20):
         for act in (lambda: engine.put([a_job()]), lambda: take(engine), engine.sweep, engine.queues) * 2:
@@ -83,7 +83,7 @@ async def test_no_call_waits_longer_for_a_black_hole_than_its_patience(
                 await act()
         answers = await asyncio.gather(*(engine.queues() for _ in range(20)), return_exceptions=True)
     assert all(isinstance(answer, EngineUnavailable) for answer in answers)
-    proxy.unblock()
+    proxy.restore()
 
     assert "before" in [lease.id for lease in await take(engine)]
     await engine.close()
@@ -95,16 +95,16 @@ async def test_opening_behind_a_black_hole_does_not_hang(
     """F17: neither where nothing answers, nor where the answers stop in the middle."""
     monkeypatch.setattr(postgres_link, "CONNECT_WITHIN", 0.5)
     monkeypatch.setattr(postgres_link, "MIGRATE_WITHIN", 0.5)
-    proxy.block()
+    proxy.black_hole()
     async with asyncio.timeout(20):
         with pytest.raises(EngineUnavailable):
             await PostgresBroker(through(proxy), patience="500ms").open()
-    proxy.unblock()
-    proxy.block_after(b"CREATE SCHEMA")
+    proxy.restore()
+    proxy.black_hole_after(b"CREATE SCHEMA")
     async with asyncio.timeout(20):
         with pytest.raises(OutcomeUnknown):
             await PostgresBroker(through(proxy), patience="500ms").open()
-    proxy.unblock()
+    proxy.restore()
 
     engine = await PostgresBroker(through(proxy)).open()
     await engine.put([a_job()])
@@ -212,12 +212,12 @@ async def test_a_listener_that_hears_nothing_finds_out(
     monkeypatch.setattr(postgres_hints, "HEARD_WITHIN", 0.3)
     engine = await PostgresBroker(server.url, listen=through(proxy)).open()
     await hearing(engine)
-    proxy.block()
+    proxy.black_hole()
 
     async with asyncio.timeout(20):
         while engine.hears:
             await asyncio.sleep(0.01)
-    proxy.unblock()
+    proxy.restore()
 
     await hearing(engine)
     await engine.close()

@@ -20,8 +20,8 @@ from skep.batch import Batch
 from skep.broker import Rule, RuleKind, Scope
 from skep.brokers.postgres import PostgresBroker
 from skep.job import Job, Lease, Record, UniqueUntil
-from skep.testing.make import HOLDER, SPAN, a_job
 from skep.testing.binaries import candidates
+from skep.testing.make import HOLDER, SPAN, a_job
 from skep.worker import Lane, Mode, Settings, Worker
 
 Ask = Callable[..., Any]

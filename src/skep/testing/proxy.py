@@ -28,6 +28,10 @@ class Proxy:
         self._slice: int | None = None
         self._corrupt = False
         self._swallowed = asyncio.Event()
+        self._lose_answer_to = b""
+        self._to_lose = 0
+        self._hole_after: bytes | None = None
+        self.lost = 0  # answers that `lose_answer_to` has kept
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -46,6 +50,10 @@ class Proxy:
         """Connections stay, and new ones are accepted, but nothing comes through any more."""
         self._flowing.clear()
 
+    def black_hole_after(self, asked: bytes) -> None:
+        """Once: from the moment at which a request that contains `asked` has passed."""
+        self._hole_after = asked
+
     def restore(self) -> None:
         """What was held back arrives now, as it does when packets are sent again."""
         self._flowing.set()
@@ -62,6 +70,11 @@ class Proxy:
 
     async def swallowed(self) -> None:
         await self._swallowed.wait()
+
+    def lose_answer_to(self, asked: bytes, *, times: int = 1) -> None:
+        """Let the next requests that contain `asked` reach the server, and break before each answer."""
+        self._lose_answer_to = asked
+        self._to_lose = times
 
     def slice(self, size: int | None) -> None:
         """Pass on no more than so many bytes at once."""
@@ -100,10 +113,11 @@ class Proxy:
                 return
             raise
         self._writers |= {writer, behind[1]}
+        doomed = asyncio.Event()  # what comes back on this connection next is lost
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pass_on(reader, behind[1], answers=False))
-                group.create_task(self._pass_on(behind[0], writer, answers=True))
+                group.create_task(self._pass_requests(reader, behind[1], doomed))
+                group.create_task(self._pass_answers(behind[0], writer, doomed))
         except* OSError:
             pass
         finally:
@@ -114,16 +128,34 @@ class Proxy:
                 with suppress(OSError):
                     await one.wait_closed()
 
-    async def _pass_on(
-        self, source: asyncio.StreamReader, to: asyncio.StreamWriter, *, answers: bool
+    async def _pass_requests(
+        self, source: asyncio.StreamReader, to: asyncio.StreamWriter, doomed: asyncio.Event
     ) -> None:
         while data := await source.read(self._slice or _CHUNK):
             await self._flowing.wait()
-            if answers and self._swallow:
+            if self._to_lose and self._lose_answer_to in data:
+                self._to_lose -= 1
+                doomed.set()
+            to.write(data)
+            if self._hole_after is not None and self._hole_after in data:
+                self._hole_after = None
+                self.black_hole()
+            await to.drain()
+        raise ConnectionResetError
+
+    async def _pass_answers(
+        self, source: asyncio.StreamReader, to: asyncio.StreamWriter, doomed: asyncio.Event
+    ) -> None:
+        while data := await source.read(self._slice or _CHUNK):
+            await self._flowing.wait()
+            if doomed.is_set():
+                self.lost += 1
+                raise ConnectionResetError
+            if self._swallow:
                 self._swallow = False
                 self._swallowed.set()
                 raise ConnectionResetError
-            if answers and self._corrupt:
+            if self._corrupt:
                 self._corrupt = False
                 data = b"!" + data[1:]
             to.write(data)
