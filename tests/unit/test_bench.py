@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skep.address import Address
 from skep.bench.figures import Figure, machine, percentile, summed_up
 from skep.bench.ground import UnknownGround, ground_of, with_option
+from skep.brokers.redis_link import RedisLink, target_of
 from skep.cli.bench import shown
 from skep.errors import UnknownEngine
 
@@ -132,6 +134,19 @@ async def test_postgres_is_measured_in_a_schema_of_its_own_which_is_gone_afterwa
     connection = await asyncpg.connect(postgres_url)
     left = await connection.fetch("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'skep_bench%'")
     await connection.close()
+    assert left == []
+
+
+@pytest.mark.usefixtures("uncovered")
+async def test_redis_is_measured_under_a_prefix_of_its_own_whose_keys_are_gone_afterwards(
+    valkey_url: str,
+) -> None:
+    document = bench(valkey_url, steps=("drain", "idle"))
+    assert document["facts"]["maxmemory_policy"] == "noeviction"
+    link = RedisLink(target_of(Address(valkey_url)))
+    await link.open()
+    left = [key for key in await link.command("KEYS", "*") if b"skep_bench" in key]
+    await link.close()
     assert left == []
 
 

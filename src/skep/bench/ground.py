@@ -25,6 +25,11 @@ _MODULES = {
     "memory": "on_memory",
     "postgres": "on_postgres",
     "postgresql": "on_postgres",
+    "redis": "on_redis",
+    "redis+cluster": "on_redis",
+    "redis+sentinel": "on_redis",
+    "redis+unix": "on_redis",
+    "rediss": "on_redis",
     "sqlite": "on_sqlite",
 }
 

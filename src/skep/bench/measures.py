@@ -146,7 +146,7 @@ class Bench:
                 async with asyncio.timeout(PATIENCE):
                     found.append(await started())
             await sending
-        return _latencies(f"at {rate:,.0f} jobs/s", found)
+        return [Figure("steady load", rate, "jobs/s"), *_latencies("under it", found)]
 
     async def _send_steadily(self, tasks: Tasks, rate: float, count: int) -> None:
         began = time.monotonic()
