@@ -27,18 +27,20 @@ def write(results: Results, document: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     drain, latency, raw = (folder / name for name in _files(results))
     drain.write_text(drain_chart(results))
-    latency.write_text(latency_chart(results))
+    if has_latencies(results):
+        latency.write_text(latency_chart(results))
     dump(results, raw)
     text = document.read_text() if document.exists() else "# Benchmarks\n"
     content = section(results, folder.name)
     document.write_text(between_markers(text, results.name, content))
-    return [document, drain, latency, raw]
+    return [path for path in (document, drain, latency, raw) if path.exists()]
 
 
 def section(results: Results, folder: str) -> str:
     title, options = results.title, results.options
     drain, latency, raw = (f"{folder}/{name}" for name in _files(results))
     backlog = f", {options['backlog']:,} more waiting" if options.get("backlog") else ""
+    chart_of_latencies = f"![Idle latency on {title}]({latency})\n\n" if has_latencies(results) else ""
     return f"""### {title}
 
 {results.date}; {results.storage}, {results.storage_settings}; {results.machine}.
@@ -51,12 +53,14 @@ Up to {options["jobs"]:,} no-op jobs of 300 bytes{backlog}, one worker process,
 
 ![Jobs drained per second on {title}]({drain})
 
-![Idle latency on {title}]({latency})
-
-How each was set up, and what failed ([raw results]({raw})):
+{chart_of_latencies}How each was set up, and what failed ([raw results]({raw})):
 
 {notes(results)}
 """
+
+
+def has_latencies(results: Results) -> bool:
+    return any(row.of("latency", "p50_ms") for row in results.rows)
 
 
 def _files(results: Results) -> list[str]:

@@ -205,7 +205,7 @@ def test_a_run_with_a_label_stands_beside_the_one_without(tmp_path: Path) -> Non
     special.label = "1,000,000 waiting"
     document = tmp_path / "benchmarks.md"
     files = {*write(plain, document), *write(special, document)}
-    assert len(files) == 7
+    assert len(files) == 5
     assert "### PostgreSQL\n" in document.read_text()
     assert "### PostgreSQL, 1,000,000 waiting\n" in document.read_text()
 
@@ -233,7 +233,9 @@ def test_results_come_back_from_the_file_that_was_written(tmp_path: Path) -> Non
 
 
 def test_a_document_is_written_with_its_charts_and_raw_results(tmp_path: Path) -> None:
-    written = write(some_results(a_row("skep", 10.0)), tmp_path / "benchmarks.md")
+    row = a_row("skep", 10.0)
+    row.add("latency", {"p50_ms": 1.0, "p99_ms": 2.0})
+    written = write(some_results(row), tmp_path / "benchmarks.md")
     assert [path.relative_to(tmp_path).as_posix() for path in written] == [
         "benchmarks.md",
         "benchmarks/postgres-drain.svg",
@@ -241,6 +243,12 @@ def test_a_document_is_written_with_its_charts_and_raw_results(tmp_path: Path) -
         "benchmarks/postgres-run.json",
     ]
     assert all(path.stat().st_size for path in written)
+
+
+def test_without_latencies_there_is_no_chart_of_them(tmp_path: Path) -> None:
+    written = write(some_results(a_row("skep", 10.0)), tmp_path / "benchmarks.md")
+    assert not [path for path in written if "latency" in path.name]
+    assert "latency.svg" not in written[0].read_text()
 
 
 # Peers, and programs that fail.
