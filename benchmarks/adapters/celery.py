@@ -12,7 +12,7 @@ PREFETCH = 100
 class Celery(Peer):
     distribution = "celery"
     settings = (
-        f"--pool=solo (faster than prefork here), without gossip, mingle and heartbeat, prefetch {PREFETCH},"
+        f"--pool=solo (one process), without gossip, mingle and heartbeat, prefetch {PREFETCH},"
         " ignore_result, acks_late (so that a job is kept until it ran); visibility_timeout 1 h (its default)"
     )
 

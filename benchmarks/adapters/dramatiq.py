@@ -15,7 +15,7 @@ THREADS = 8
 
 class Dramatiq(Peer):
     distribution = "dramatiq"
-    settings = f"hiredis, default middleware without Prometheus, {THREADS} threads (its default)"
+    settings = f"hiredis, its default middleware, {THREADS} threads (its default)"
 
     def send(self, bodies: Bodies) -> None:
         job = self._actor(None)

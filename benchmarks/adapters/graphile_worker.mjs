@@ -19,7 +19,7 @@ const worker = {
 await main({
   package: 'graphile-worker',
   settings:
-    'as in the "performance" page: concurrentJobs 24, localQueue.size 500, completeJobBatchDelay 0; bulk is addJobs()',
+    'batching as the descriptions of its options advise: concurrentJobs 24, localQueue.size 500, completeJobBatchDelay 0; bulk is addJobs()',
 
   async setup(url) {
     const utils = await makeWorkerUtils({ connectionString: url, logger })
