@@ -14,6 +14,8 @@ from skep.brokers.redis_lane import Dialler, Lane
 from skep.brokers.redis_target import Place
 from skep.errors import EngineError, EngineUnavailable, OutcomeUnknown
 
+_chance = random.Random()  # not the one of the program, which may be seeded or watched
+
 SLOTS = 16384
 TURNS = 8  # redirections that one call follows
 TRY_AGAIN = 0.02  # seconds, while the keys of one call are partly here and partly there
@@ -94,7 +96,7 @@ class ClusterLanes:
                 # A key on its way to another master is there for whoever says so, in the same breath.
                 return await self._lane(place).ask(packed, reads=reads, before=_ASKING)
             elif reply.code == "TRYAGAIN":
-                await asyncio.sleep(TRY_AGAIN * random.uniform(0.5, 1.5))
+                await asyncio.sleep(TRY_AGAIN * _chance.uniform(0.5, 1.5))
             elif reply.code == "READONLY":
                 place = await self._elsewhere(slot, place)
             else:
@@ -190,7 +192,7 @@ class ClusterLanes:
     async def _ask_for_map(self) -> None:
         """From whoever is first to tell: one that hangs must not keep us from hearing of its successor."""
         masters = self._masters()
-        asked = {*random.sample(masters, min(len(masters), ASKED)), *self._dialler.target.places}
+        asked = {*_chance.sample(masters, min(len(masters), ASKED)), *self._dialler.target.places}
         asking = [asyncio.ensure_future(self._map_of(place)) for place in asked]
         told = []
         try:

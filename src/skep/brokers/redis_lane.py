@@ -14,6 +14,8 @@ from skep.brokers.redis_errors import AnswerLost, NotSent, ServerError, explaine
 from skep.brokers.redis_target import Layout, Login, Place, Target
 from skep.errors import EngineError, EngineUnavailable, OutcomeUnknown
 
+_chance = random.Random()  # not the one of the program, which may be seeded or watched
+
 LOST = (OSError, TimeoutError, AnswerLost, NotSent)
 
 FIRST_PAUSE = 0.02  # seconds before a broken connection is made anew; doubled each time, and jittered
@@ -182,7 +184,7 @@ class Lane:
         try:
             if self._connection is not None or self._failures:
                 pause = min(LAST_PAUSE, FIRST_PAUSE * 2**self._failures)
-                await asyncio.sleep(pause * random.uniform(0.5, 1))
+                await asyncio.sleep(pause * _chance.uniform(0.5, 1))
             place = await self._find()
             connection = await self._dialler.dial(place)
             self._failures = 0

@@ -19,6 +19,8 @@ from skep.brokers.redis_lane import Lanes
 from skep.brokers.waiting import Waiters
 from skep.errors import EngineError
 
+_chance = random.Random()  # not the one of the program, which may be seeded or watched
+
 log = logging.getLogger("skep.redis")
 
 PING_EVERY = 15.0  # seconds of silence after which we make sure that the other side is still there
@@ -92,7 +94,7 @@ class Watch:
                 level = logging.WARNING if failures == 1 else logging.DEBUG
                 log.log(level, "no wake-ups for a moment, only polling: %s", said(error))
             pause = min(LAST_PAUSE, FIRST_PAUSE * 2 ** min(failures, 10))
-            await asyncio.sleep(pause * random.uniform(0.5, 1))
+            await asyncio.sleep(pause * _chance.uniform(0.5, 1))
 
     # --- channels ------------------------------------------------------------------------
 
