@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from skep.address import Address
 from skep.brokers.redis_connection import Connection, connect, pack
 from skep.brokers.redis_errors import AnswerLost, NotSent
 from skep.brokers.redis_link import RedisLink, Refused, Script, target_of
+from skep.engines import open_engine
 from skep.errors import (
     EngineClosed,
     EngineError,
@@ -28,8 +30,10 @@ from skep.errors import (
     OutcomeUnknown,
     StorageFull,
 )
-from skep.testing.binaries import free_port
+from skep.job import Done
+from skep.testing.binaries import binary, free_port
 from skep.testing.certificates import Certificate
+from skep.testing.make import a_job
 from skep.testing.proxy import Proxy
 from skep.testing.redis_servers import RedisServer, redis
 
@@ -410,6 +414,35 @@ async def test_a_user_of_an_acl_may_do_what_the_acl_says() -> None:
             for command in (("SET", "other", "x"), ("CONFIG", "GET", "save")):
                 with pytest.raises(EngineError, match="ACL"):
                     await link.command(*command)
+
+
+def documented_acl() -> list[str]:
+    page = Path(__file__).parents[2] / "docs" / "redis-servers.md"
+    [line] = [line for line in page.read_text().splitlines() if line.startswith("ACL SETUSER")]
+    return line.split()
+
+
+@pytest.mark.parametrize("kind", ["valkey", "redis"])
+async def test_the_documented_acl_is_enough_for_jobs_and_for_nothing_else(kind: str) -> None:
+    """S14."""
+    if binary(kind) is None:
+        pytest.skip(f"there is no {kind}-server here")
+    with redis(kind) as server:
+        server.ask(*documented_acl())
+        url = f"redis://skep:secret@127.0.0.1:{server.port}"
+        engine = await open_engine(url)
+        await engine.wait(["default"], 5)  # listening has begun
+        waiting = asyncio.ensure_future(engine.wait(["default"], 5))
+        await engine.put([a_job()])
+        assert await waiting
+        [lease] = await engine.lease({"default": 1}, span=timedelta(seconds=5), holder="me")
+        assert await engine.settle([(lease, Done())]) == []
+        await engine.sweep()
+        await engine.close()
+        async with opened(link_to(url)) as link:
+            for command in ("FLUSHALL", "KEYS *", "CONFIG GET save", "SCRIPT FLUSH", "GET other", "SHUTDOWN"):
+                with pytest.raises(EngineError, match="ACL"):
+                    await link.command(*command.split())
 
 
 async def test_credentials_may_change_from_one_connection_to_the_next(server: RedisServer) -> None:
