@@ -356,3 +356,30 @@ async def test_emptying_the_server_under_a_worker_brings_nothing_back_and_breaks
             assert not workers.told("end", running.id)  # it was stopped when its lease could not be renewed
         assert "is lost" in told
         assert "Traceback" not in told
+
+
+async def test_these_tests_would_notice_a_lost_job_and_a_run_without_a_reason(
+    fleet: Callable[[str], Fleet],
+) -> None:
+    """The control: a server that keeps nothing is killed, and a job is started twice on one lease."""
+    with redis() as server:
+        workers = fleet(server.url)
+        async with engine_at(server.url) as engine:
+            lost = count_jobs(10)
+            await engine.put(lost)
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.start)
+            [job] = kept = count_jobs(1)
+            await put_surely(engine, kept)
+            workers.run(WORKER)
+            await drained(engine)
+            found = await records(engine)
+        explain(workers, kept, found)
+
+        with pytest.raises(AssertionError):
+            explain(workers, [*lost, *kept], found)
+        [line] = workers.told("start", job.id)
+        with workers.ledger.open("a") as ledger:
+            ledger.write(f"start {job.id} {line.fence} {line.pid} {line.at}\n")
+        with pytest.raises(AssertionError):
+            explain(workers, kept, found)
