@@ -18,6 +18,7 @@ from skep import App, wire
 from skep.batch import Batch
 from skep.broker import Durability, Engine, Receipt, Renewal, Rule, RuleKind, Scope, Transactional, Watched
 from skep.brokers.postgres import PostgresBroker
+from skep.brokers.postgres_hints import AT_ONCE, NEWS_EVERY
 from skep.brokers.postgres_schema import script
 from skep.cli import main
 from skep.engines import make_engine
@@ -579,6 +580,35 @@ async def test_one_who_leaves_something_undone_comes_back_at_once(postgres_url: 
     at_once = timedelta(milliseconds=10)
     assert [pause is not None and pause <= at_once for pause in pauses] == [True, False, True, False]
     await engine.close()
+
+
+async def test_a_stream_of_puts_notifies_now_and_then_and_a_single_one_at_once(
+    engine: PostgresBroker, schema: str, connection: asyncpg.Connection
+) -> None:
+    """Each notification wakes every listener, and takes a lock that all commits with one share."""
+    heard: list[str] = []
+    quiet = asyncio.Event()
+
+    def hear(*told: Any) -> None:
+        heard.append(told[-1])
+        quiet.set()
+
+    await connection.add_listener(f"skep:{schema}", hear)
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    await engine.put([a_job(queue="first")])
+    async with asyncio.timeout(10):
+        await quiet.wait()
+    while len(heard) < 2 or clock() - began < 0.3:
+        await engine.put([a_job(queue="stream")])
+    await engine.put([a_job(queue="last")])
+    async with asyncio.timeout(10):
+        while heard[-1] != "last":
+            quiet.clear()
+            await quiet.wait()
+
+    assert heard[0] == "first"
+    assert len(heard) <= AT_ONCE + (clock() - began) / NEWS_EVERY + 3
 
 
 async def test_a_job_that_nobody_was_told_of_runs_within_a_sweep(

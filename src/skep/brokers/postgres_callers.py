@@ -213,7 +213,9 @@ class _Django:
     """`connection`, `connections["..."]`."""
 
     def __init__(self, connection: Any) -> None:
-        vendor = getattr(connection, "vendor", None)
+        # Django's settings, for one, raise whatever they are asked before they are set up.
+        known = type(connection).__module__.startswith(("django.db.", "django.utils.connection"))
+        vendor = getattr(connection, "vendor", None) if known else None
         if vendor is None or not hasattr(connection, "in_atomic_block"):
             raise _wrong_object(connection, "django.db.connection or one of django.db.connections")
         if vendor != "postgresql":

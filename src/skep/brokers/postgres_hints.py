@@ -1,7 +1,7 @@
 """LISTEN and NOTIFY, as a wake-up only: nothing is lost where no notification arrives, it only starts later.
 
 They are sent after the commit and by a statement of their own, because commits with a notification wait for
-one another; and no more often than every few milliseconds, however much is put.
+one another; and no more than a hundred in a second, however much is put.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
@@ -21,7 +22,8 @@ from skep.job import new_id
 
 log = logging.getLogger("skep.postgres")
 
-NEWS_EVERY = 0.01  # seconds between two notifications of one engine
+NEWS_EVERY = 0.01  # seconds between two notifications of one engine, on the average
+AT_ONCE = 10  # so many may follow one another without a pause
 SOON = 5.0  # seconds: of what is due later than that those who sweep know in time
 LISTEN_AGAIN = 1.0
 LISTEN_IN_VAIN = 60.0  # seconds until it is tried again where no notification arrives
@@ -53,6 +55,7 @@ class Notifications:
         self._waiters = waiters
         self._news: dict[str, float] = {}  # queues, and in how many seconds there will be something in them
         self._alarms: dict[str, asyncio.TimerHandle] = {}
+        self._told_at: deque[float] = deque(maxlen=AT_ONCE)
         self._teller: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
         self._wanted: set[str] = set()
@@ -95,13 +98,20 @@ class Notifications:
 
     async def _tell(self) -> None:
         while self._news:
+            await self._not_too_often()
             news, self._news = self._news, {}
             said = [_said(queue, seconds) for queue, seconds in sorted(news.items())]
             try:
                 await self._link.read(self._sql["notify"], self._channel, said)
             except SkepError as error:  # they look by themselves, only later
                 log.debug("nobody was notified: %s", error)
-            await asyncio.sleep(NEWS_EVERY)
+
+    async def _not_too_often(self) -> None:
+        """Those who put one job now and then are told of at once; of a stream, what gathers meanwhile."""
+        now = asyncio.get_running_loop().time()
+        if len(self._told_at) == AT_ONCE:
+            await asyncio.sleep(max(0.0, self._told_at[0] + AT_ONCE * NEWS_EVERY - now))
+        self._told_at.append(asyncio.get_running_loop().time())
 
     # --- listening -----------------------------------------------------------------------
 
