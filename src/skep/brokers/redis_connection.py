@@ -93,17 +93,20 @@ class Connection(asyncio.Protocol):
             raise NotSent(f"{self._in_flight} commands or {MOST_UNWRITTEN} bytes are on their way") from None
 
     async def _stand_in_line(self) -> None:
-        enter = self._queue.append
-        while self.alive and (self._full() or (enter == self._queue.append and self._queue)):
+        called = False
+        while self.alive and (self._full() or (self._queue and not called)):
             waiter = self._loop.create_future()
-            enter(waiter)
+            if called:  # and somebody was quicker
+                self._queue.appendleft(waiter)
+            else:
+                self._queue.append(waiter)
             try:
                 await waiter
             except asyncio.CancelledError:
                 if waiter.done() and not waiter.cancelled():
                     self._let_in()
                 raise
-            enter = self._queue.appendleft  # called, but somebody was quicker
+            called = True
 
     def send(self, packed: bytes, *, patience: float | None = None) -> Future:
         """The reply to come.  Returns at once; the bytes leave at the end of this turn of the loop."""
