@@ -28,6 +28,7 @@ class Changes:
         self._cluster = cluster
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
+        self._masters: set[int] = set()
 
     def __enter__(self) -> Changes:
         self._thread.start()
@@ -36,10 +37,13 @@ class Changes:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
+        assert len(self._masters) > 3, "no replica ever took over"
 
     def _run(self) -> None:
         while not self._over.wait(EVERY):
-            replicas = [each for each in self._cluster.servers if each.info("replication")["role"] == "slave"]
+            roles = {each.port: each.info("replication")["role"] for each in self._cluster.servers}
+            self._masters |= {port for port, role in roles.items() if role == "master"}
+            replicas = [each for each in self._cluster.servers if roles[each.port] == "slave"]
             with suppress(hiredis.ReplyError):  # it may be in the middle of one
                 random.choice(replicas).ask("CLUSTER", "FAILOVER")
 
