@@ -243,6 +243,7 @@ async def latency(url: str) -> str:
             took = float(await asyncio.to_thread(child.stdout.readline))
             if turn >= 20:
                 times.append(took * 1000)
+        await asyncio.sleep(3)
         before = await calls(link)
         await asyncio.sleep(10)
         sent = await calls(link) - before
