@@ -616,6 +616,9 @@ class EngineMachine(RuleBasedStateMachine):
             when: Job(id=callback_id(batch, when), task=TASKS[0], queue=CALLBACK_QUEUE, chosen=True)
             for when in shape.callbacks
         }
+        if parent is not None and "on_finished" in facts:  # as the steps of a flow do
+            facts["on_finished"] = replace(facts["on_finished"], batch=parent, member=self.made)
+            self.made += 1
         facts |= {"linger_ms": shape.linger_ms, "open_for_ms": shape.open_for_ms}
         return Batch(id=batch, parent=parent, member=number, **facts)
 
