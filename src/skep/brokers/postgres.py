@@ -246,8 +246,14 @@ class PostgresBroker:
     async def _put(
         self, jobs: Sequence[Job], token: str | None, batch: Batch | None, *, seal: bool
     ) -> list[Receipt]:
-        rows = await self._write("put", *self._put_args(jobs, token, batch, seal=seal))
-        self._hints.tell(soonest((job.queue, self._seconds_until_due(job)) for job in jobs))
+        args = self._put_args(jobs, token, batch, seal=seal)
+        news = soonest((job.queue, self._seconds_until_due(job)) for job in jobs)
+        if said := self._hints.along(news):
+            rows = await self._write("put_and_tell", *args, self._hints.channel, said)
+            self._hints.wake(news)
+        else:
+            rows = await self._write("put", *args)
+            self._hints.tell(news)
         return _receipts(jobs, rows)
 
     def _seconds_until_due(self, job: Job) -> float:

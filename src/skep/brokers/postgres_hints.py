@@ -1,7 +1,7 @@
 """LISTEN and NOTIFY, as a wake-up only: nothing is lost where no notification arrives, it only starts later.
 
-They are sent after the commit and by a statement of their own, because commits with a notification wait for
-one another; and no more than a hundred in a second, however much is put.
+Commits with a notification wait for one another.  So there are no more than a hundred in a second, however
+much is put: a put that comes alone brings its own, and of many together a statement after them tells.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Notifications:
         self._link = link
         self._listen_link = listen_link
         self._sql = sql
-        self._channel = channel
+        self.channel = channel
         self._waiters = waiters
         self._news: dict[str, float] = {}  # queues, and in how many seconds there will be something in them
         self._alarms: dict[str, asyncio.TimerHandle] = {}
@@ -64,11 +64,26 @@ class Notifications:
         self._told_deaf = False
         self.hears = False
 
-    def tell(self, news: Mapping[str, float]) -> None:
-        """In so many seconds something may have come into these queues."""
+    def along(self, news: Mapping[str, float]) -> list[str]:
+        """What to notify in the statement that brings these news; nothing, if that would be too often."""
+        if self._news or self._wait_for_turn() > 0:
+            return []
+        said = [_said(queue, seconds) for queue, seconds in sorted(news.items()) if seconds <= SOON]
+        if said:
+            self._told_at.append(asyncio.get_running_loop().time())
+        return said
+
+    def wake(self, news: Mapping[str, float]) -> None:
+        """Those of this process."""
         for queue, seconds in news.items():
             if seconds <= SOON:
                 self._wake(queue, seconds)
+
+    def tell(self, news: Mapping[str, float]) -> None:
+        """In so many seconds something may have come into these queues."""
+        self.wake(news)
+        for queue, seconds in news.items():
+            if seconds <= SOON:
                 self._news[queue] = min(seconds, self._news.get(queue, SOON))
         if self._news and (self._teller is None or self._teller.done()):
             self._teller = asyncio.get_running_loop().create_task(self._tell(), name="skep-postgres-tell")
@@ -102,16 +117,21 @@ class Notifications:
             news, self._news = self._news, {}
             said = [_said(queue, seconds) for queue, seconds in sorted(news.items())]
             try:
-                await self._link.read(self._sql["notify"], self._channel, said)
+                await self._link.read(self._sql["notify"], self.channel, said)
             except SkepError as error:  # they look by themselves, only later
                 log.debug("nobody was notified: %s", error)
 
     async def _not_too_often(self) -> None:
-        """Those who put one job now and then are told of at once; of a stream, what gathers meanwhile."""
-        now = asyncio.get_running_loop().time()
-        if len(self._told_at) == AT_ONCE:
-            await asyncio.sleep(max(0.0, self._told_at[0] + AT_ONCE * NEWS_EVERY - now))
+        """Of a stream, what gathers meanwhile is told together."""
+        if (pause := self._wait_for_turn()) > 0:
+            await asyncio.sleep(pause)
         self._told_at.append(asyncio.get_running_loop().time())
+
+    def _wait_for_turn(self) -> float:
+        """Seconds until the next notification."""
+        if len(self._told_at) < AT_ONCE:
+            return 0.0
+        return self._told_at[0] + AT_ONCE * NEWS_EVERY - asyncio.get_running_loop().time()
 
     # --- listening -----------------------------------------------------------------------
 
@@ -135,7 +155,7 @@ class Notifications:
         gone = asyncio.Event()
         try:
             connection.add_termination_listener(lambda _: gone.set())
-            await connection.add_listener(self._channel, self._heard)
+            await connection.add_listener(self.channel, self._heard)
             await self._probe()
             self.hears, self._told_deaf = True, False
             # What came between somebody's last look and this moment nobody has told us.
@@ -166,7 +186,7 @@ class Notifications:
         name = f"{_PROBE}{new_id()}"
         self._probes[name] = arrived = asyncio.Event()
         try:
-            await self._link.read(self._sql["notify"], self._channel, [name])
+            await self._link.read(self._sql["notify"], self.channel, [name])
             async with asyncio.timeout(HEARD_WITHIN):
                 await arrived.wait()
         except TimeoutError as error:

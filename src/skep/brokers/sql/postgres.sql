@@ -4,6 +4,12 @@
 -- name: put
 SELECT n, there FROM skep.put($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13);
 
+-- name: put_and_tell
+-- The same, and a notification in the same commit.  The second part has no rows; it is there for what it does.
+SELECT n, there FROM skep.put($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
+UNION ALL
+SELECT 0, '' FROM (SELECT count(pg_notify($14, said)) AS n FROM unnest($15::text[]) AS said) AS told WHERE told.n < 0;
+
 -- name: put_called
 SELECT n, there FROM skep.put_called($1);
 
