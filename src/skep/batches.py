@@ -48,6 +48,8 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     def member(self, job: Job, number: int) -> Job:
         """The job as a member; what it says of its own time stands."""
+        if not isinstance(job, Job):
+            raise TypeError(f"a batch has jobs, and {job!r} is none: write task.job(…), or task.many(…)")
         own_time = job.delay_ms or job.due_at is not None
         return replace(job, batch=self.batch.id, member=number, **({} if own_time else self.fields))
 
@@ -69,7 +71,7 @@ def plan_batch(
     """Everything that can be wrong with a batch is wrong here, before anything is stored."""
     if delay is not None and at is not None:
         raise BadSetting("give a delay or a time, not both")
-    found_id = batch_id or new_id()
+    found_id = new_id() if batch_id is None else batch_id
     batch = Batch(
         id=found_id,
         on_finished=callback_job(callback, found_id, "finished"),
@@ -95,6 +97,8 @@ def callback_job(callback: Callback | None, batch: str, when: str) -> Job | None
     """The job to put then: its id follows from the batch, so a second one is never put."""
     if callback is None:
         return None
+    if not isinstance(callback, Job | Task | Call):
+        raise TypeError(f"{callback!r} cannot be called back: give a task, task.using(…) or task.job(…)")
     job = callback if isinstance(callback, Job) else callback.job()
     headers = {**job.headers, BATCH_HEADER: batch}
     made = replace(job, id=callback_id(batch, when), chosen=True, headers=headers)

@@ -130,7 +130,8 @@ class Call(Generic[P, R_co]):
             check_timeout(task.function, replace(task.options, timeout_ms=milliseconds(using.timeout)))
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> Job:
-        """The job that `enqueue` would put."""
+        """The job that `enqueue` would put.  With tx= it is refused: a job does not know of transactions."""
+        check_put_here(self._task.name, self._using.tx)
         return self._task.make_job(args, kwargs, self._fields)
 
     @overload
@@ -170,19 +171,26 @@ class Call(Generic[P, R_co]):
         encoded, named = signature.encode_later(args, kwargs, check=self._task.options.check_arguments)
         return self._task.job_with(encoded, named, self._fields)
 
+    def check_fits(self, job: Job) -> None:
+        if self._task.options.check_arguments:
+            try:
+                self._task.arguments(job)
+            except BrokenPayload as error:
+                raise TypeError(f"{self._task.name}: {error}") from error
+
     def many(self, calls: Iterable[Any]) -> Many[R_co]:
         """One job per element, all under these circumstances."""
         return Many(self._task, calls, self._fields, self._using.tx)
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
-        job = self.job(*args, **kwargs)
+        job = self._task.make_job(args, kwargs, self._fields)
         if self._using.tx is UNSET:
             return self._task.handle(await self._task.producer.aput(job))
         [receipt] = await self._task.producer.aput_in(self._using.tx, [job])
         return self._task.handle(receipt)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
-        job = self.job(*args, **kwargs)
+        job = self._task.make_job(args, kwargs, self._fields)
         producer = self._task.producer
         if self._using.tx is UNSET:
             return self._task.handle(producer.wait(producer.aput(job)))
@@ -202,19 +210,23 @@ class Many(Generic[R_co]):
         self._tx = tx
 
     def __iter__(self) -> Iterator[Job]:
+        check_put_here(self._task.name, self._tx)
+        return self._jobs()
+
+    def _jobs(self) -> Iterator[Job]:
         for call in self._calls:
             args = call if isinstance(call, tuple) else (call,)
             yield self._task.make_job(args, {}, self._fields)
 
     async def aenqueue(self) -> list[Handle[R_co]]:
         """Put them in bundles; each bundle wholly or not at all, and with tx= all of them so."""
-        producer, jobs = self._task.producer, list(self)
+        producer, jobs = self._task.producer, list(self._jobs())
         if self._tx is UNSET:
             return self._handles(await producer.aput_many(jobs))
         return self._handles(await producer.aput_in(self._tx, jobs))
 
     def enqueue(self) -> list[Handle[R_co]]:
-        producer, jobs = self._task.producer, list(self)
+        producer, jobs = self._task.producer, list(self._jobs())
         if self._tx is UNSET:
             return self._handles(producer.wait(producer.aput_many(jobs)))
         return self._handles(producer.put_in(self._tx, jobs))
@@ -431,6 +443,15 @@ def check_function(function: Callable[..., Any]) -> None:
         raise BadSetting(f"{function!r} cannot be a task: give a function or a coroutine function")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise BadSetting(f"{function.__qualname__} is a generator: nobody would run it to its end")
+
+
+def check_put_here(name: str, tx: Any) -> None:
+    """Only `enqueue` puts a job in a transaction; wherever else it went, tx= would be forgotten."""
+    if tx is not UNSET:
+        raise BadSetting(
+            f"{name}: tx= goes with enqueue() and aenqueue() only: a batch, a schedule, a callback and what "
+            f"is emitted are put in a step of their own, whether or not that transaction commits"
+        )
 
 
 def check_strategies(options: Options) -> None:

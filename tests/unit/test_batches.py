@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,6 +21,7 @@ from skep import (
     Filter,
     Job,
     State,
+    cron,
     current_job,
     dead,
     fixed,
@@ -244,6 +245,35 @@ async def test_a_task_that_is_no_callback_gets_no_report(shop: Shop) -> None:
 
 
 # --- how long ----------------------------------------------------------------------------
+
+
+def test_what_is_no_job_is_no_member_and_no_callback(shop: Shop) -> None:
+    square: Any = shop.square
+    members: list[Any] = [5, square, square.step(1)]
+    for member in members:
+        with pytest.raises(TypeError, match=r"a batch has jobs, and .* is none: write task\.job"):
+            shop.app.batch([member]).enqueue()
+    for callback in (print, "finished"):
+        with pytest.raises(TypeError, match="cannot be called back: give a task"):
+            shop.app.batch(callback=cast(Any, callback))
+    with pytest.raises(BadSetting, match="batch id"):
+        shop.app.batch(batch_id="")
+    shop.app.close()
+
+
+def test_a_transaction_is_not_forgotten_on_the_way_to_a_batch(shop: Shop) -> None:
+    """What is not put by enqueue() would be there although the transaction was rolled back."""
+    call = shop.square.using(tx=object())
+    wrong: list[Callable[[], object]] = [
+        lambda: call.job(1),
+        lambda: shop.app.batch(call.many([1])).enqueue(),
+        lambda: shop.app.batch(callback=shop.finished.using(tx=object())),
+        lambda: shop.app.schedules.put("daily", cron("@daily"), call, 1),
+    ]
+    for put in wrong:
+        with pytest.raises(BadSetting, match=r"tx= goes with enqueue\(\) and aenqueue\(\) only"):
+            put()
+    shop.app.close()
 
 
 async def test_a_batch_lingers_and_is_forgotten(shop: Shop) -> None:

@@ -250,7 +250,7 @@ async def test_a_dead_element_ends_the_flow_when_all_have_ended(mill: Mill) -> N
         assert record.error is not None
         assert "1 of 15 before it did not succeed: job" in record.error.message
         for one in (run, ends):
-            with pytest.raises(FlowFailed):
+            with pytest.raises(FlowFailed, match=r"each \( square \) \(15: 14 done, 1 dead\)"):
                 await one.aresult("1s")
     assert mill.runs["total"] == 0
 
@@ -593,6 +593,20 @@ async def test_a_job_cannot_wait_forever_for_another_one(mill: Mill) -> None:
     assert "give a timeout=" in str(errors[0])
 
 
+async def test_what_a_flow_has_ended_without_is_not_awaited_any_more(mill: Mill) -> None:
+    """Of an empty list nothing is spread, and behind a dead step nothing comes: "not yet" would be a lie."""
+    async with mill.app.test() as t:
+        empty = await (mill.numbers.step(0) | each(mill.square.step()) | mill.total.step()).aenqueue()
+        failed = await (mill.square.step(13) | mill.text.step()).aenqueue()
+        await t.advance("1h")
+        assert (await status_of(empty)).draw() == (
+            "├─ numbers    done\n├─ each       none\n│  └─ square\n└─ total      done"
+        )
+        assert (await status_of(failed)).draw() == "├─ square  dead\n└─ text    none"
+        with pytest.raises(FlowFailed, match=r"square \(dead\)"):
+            await failed.aresult("1s")
+
+
 # --- what cannot be ----------------------------------------------------------------------
 
 
@@ -610,7 +624,8 @@ def test_what_cannot_work_is_refused_when_it_is_written(mill: Mill) -> None:
         lambda: fork(),
         lambda: text.using(job_id="mine").step(),
         lambda: text.using(batch="mine").step(),
-        lambda: (numbers.step(1) | each(square.step()) | each(text.step())).enqueue(),
+        lambda: numbers.step(1) | each(square.step()) | each(text.step()),
+        lambda: square.step(1).enqueue(flow_id=""),
         lambda: loose.step().enqueue(),
         lambda: untyped(each(square.step())).enqueue(),
         lambda: start(1).enqueue(),
@@ -621,6 +636,33 @@ def test_what_cannot_work_is_refused_when_it_is_written(mill: Mill) -> None:
         with pytest.raises((BadSetting, TypeError)):
             flow()
     mill.app.close()
+
+
+def test_a_task_in_the_place_of_a_step_is_told_from_one(mill: Mill) -> None:
+    task: Any = mill.square
+    for wrong in (lambda: task.step(1) | task, lambda: each(task), lambda: fork(task.step(), task)):
+        with pytest.raises(TypeError, match=r"takes steps, and <Task square> is none: write task\.step\(\)"):
+            wrong()
+
+
+def test_the_value_that_a_flow_starts_with_must_fit_its_first_steps(mill: Mill) -> None:
+    """As the arguments of a first step: here, and not in the worker."""
+    square, text, half = untyped(mill.square.step()), mill.text.step(), untyped(mill.half.step())
+    for flow in (start("x") | square, start([1, "x"]) | each(square), start("x") | fork(text, half)):
+        with pytest.raises(TypeError, match="the arguments do not fit"):
+            untyped(flow).enqueue()
+    with pytest.raises(TypeError, match=r"start\(5\) \| each\(…\) needs a list"):
+        (start(5) | untyped(each(square))).enqueue()
+    assert mill.app.batches.find() == []
+    mill.app.close()
+
+
+def test_a_unique_key_is_refused_where_it_would_drop_elements(mill: Mill) -> None:
+    """All elements would share it: only the first one would be put, and the others be missing unnoticed."""
+    keyed = mill.square.using(unique="k")
+    for inner in (keyed.step(), mill.square.step() | keyed.step()):
+        with pytest.raises(BadSetting, match="one key for all the elements"):
+            each(inner)
 
 
 async def test_a_batch_that_is_no_flow_is_not_taken_for_one(mill: Mill) -> None:

@@ -80,11 +80,20 @@ class FlowStatus(Struct, frozen=True, kw_only=True):
 
     def draw(self) -> str:
         """As a tree of text."""
-        return shape.tree(self.parts, [str(step) for step in self.steps])
+        return shape.tree(self.parts, self._told())
 
     def mermaid(self) -> str:
         """As a Mermaid flowchart."""
-        return shape.mermaid(self.parts, [str(step) for step in self.steps])
+        return shape.mermaid(self.parts, self._told())
+
+    def _told(self) -> list[str]:
+        """Of each step; what has not come when a flow has ended, or gone on behind it, never will."""
+        told: list[str] = []
+        over = self.state is not FlowState.IN_PROGRESS
+        for step in reversed(self.steps):
+            over = over or bool(step.total)
+            told.append("none" if over and not step.total and not step.forgotten else str(step))
+        return told[::-1]
 
 
 class FlowRun(Generic[Out_co]):
@@ -277,8 +286,9 @@ def _came_to_its_end(parts: Sequence[shape.Part], steps: Sequence[StepStatus]) -
 
 
 def _where(status: FlowStatus) -> str:
-    """The last step that did not succeed: it is the one that ended the flow."""
-    for step in reversed(status.steps):
-        if step.failed:
+    """The first step that failed and that the flow cannot do without: those behind it died of that."""
+    for part, step in zip(status.parts, status.steps, strict=True):
+        enough = isinstance(part, shape.Fanned) and part.partial
+        if step.failed and not enough:
             return f"{step.name} ({step})"
     return "a step was not put, because its id or its unique key was taken"

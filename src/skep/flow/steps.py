@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from skep import wire
 from skep.batch import Batch, callback_id
 from skep.duration import Duration, milliseconds
-from skep.errors import BadSetting
+from skep.errors import BadSetting, FlowBroken
 from skep.flow import shape
 from skep.flow.course import TEMPLATE, Course, Fan, Gather, following, on_course
 from skep.flow.run import FlowRun, batch_ids
@@ -51,6 +51,10 @@ class Maker(Protocol):
 
     def later_job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job:
         """With all but the first one, which the step before will give."""
+        ...
+
+    def check_fits(self, job: Job) -> None:
+        """`TypeError` if the task cannot be called as this job says."""
         ...
 
 
@@ -99,8 +103,9 @@ class Flow(Generic[In_contra, Out_co]):
         self._stages = stages
 
     def __or__(self, other: Flow[Out_co, X]) -> Flow[In_contra, X]:
-        if not isinstance(other, Flow):
-            return NotImplemented
+        _check_is_flow(other, "|")
+        if isinstance(self._stages[-1], Side) and isinstance(other._stages[0], Side):
+            raise BadSetting(_nothing_before(other._stages[0]))
         return Flow((*self._stages, *_as_later(other._stages)))
 
     def __repr__(self) -> str:
@@ -121,7 +126,7 @@ class Flow(Generic[In_contra, Out_co]):
 
         It is remembered for `linger` after its end.  With a `flow_id`, a second start does nothing.
         """
-        compiled = compiled_flow(self._stages, flow_id or new_id(), milliseconds(linger))
+        compiled = compiled_flow(self._stages, new_id() if flow_id is None else flow_id, milliseconds(linger))
         producer = self._producer()
         await _put(producer, compiled)
         return FlowRun(producer, compiled.batches[0].id, self._result_kind())
@@ -169,7 +174,14 @@ def each(inner: Flow[Any, Any], *, partial: bool = False) -> Flow[Any, Any]:
     The next step gets the list of their results, in the order of the elements.  If one of them dies the flow
     ends as dead when all have ended, or, if a part is enough, goes on with None in its place.
     """
-    return Flow((Side((_chain_of(inner),), each=True, partial=partial),))
+    chain = _chain_of(inner, "each(…)")
+    for one in chain:
+        if one.later().unique is not None:
+            raise BadSetting(
+                f"{one.maker.name}: unique= inside of each(…) would be one key for all the elements, and "
+                f"all of them but one would be left out"
+            )
+    return Flow((Side((chain,), each=True, partial=partial),))
 
 
 @overload
@@ -202,7 +214,8 @@ def fork(*branches: Flow[Any, Any], partial: bool = False) -> Flow[Any, Any]:
     """Branches: all of these get the result before them, side by side; the next step gets all of theirs."""
     if not branches:
         raise BadSetting("fork() without branches leads nowhere")
-    return Flow((Side(tuple(_chain_of(branch) for branch in branches), each=False, partial=partial),))
+    chains = tuple(_chain_of(branch, "fork(…)") for branch in branches)
+    return Flow((Side(chains, each=False, partial=partial),))
 
 
 # --- compiling ---------------------------------------------------------------------------
@@ -269,10 +282,7 @@ def _segments(stages: tuple[Stage, ...]) -> tuple[Given | None, list[Segment]]:
                 chain.append(stage)
             case Side():
                 if not chain and (segments or given is None):
-                    raise BadSetting(
-                        f"before {_part(stage)} there must be a step that gives it something: two fan-outs "
-                        f"in a row are one, as each(a.step() | b.step()), or need a step between them"
-                    )
+                    raise BadSetting(_nothing_before(stage))
                 segments.append(Segment(chain, stage))
                 chain = []
     if not segments and not chain:
@@ -309,7 +319,13 @@ def _first_jobs(flow: str, given: Given | None, segment: Segment, batch: str) ->
     if given is not None:
         before = Job(id=flow, task=shape.GIVEN, batch=batch)
         course = Course(flow, segment.templates(0), segment.fan())
-        return list(following(course, before, encode_value(given.value)))
+        try:
+            jobs = following(course, before, encode_value(given.value))
+        except FlowBroken as error:
+            raise TypeError(f"start({given.value!r:.100}) | each(…) needs a list to begin with") from error
+        for maker, job in zip(_makers(segment, len(jobs)), jobs, strict=True):
+            maker.check_fits(job)
+        return list(jobs)
     first = segment.chain[0]
     job = replace(
         first.maker.first_job(first.args, first.kwargs),
@@ -319,6 +335,15 @@ def _first_jobs(flow: str, given: Given | None, segment: Segment, batch: str) ->
         member=1,
     )
     return [on_course(job, Course(flow, segment.templates(1), segment.fan()))]
+
+
+def _makers(segment: Segment, jobs: int) -> list[Maker]:
+    """Those of the first jobs behind a given value."""
+    if segment.chain:
+        return [segment.chain[0].maker]
+    assert segment.side is not None
+    firsts = [chain[0].maker for chain in segment.side.chains]
+    return firsts * jobs if segment.side.each else firsts
 
 
 async def _put(producer: Producer, compiled: Compiled) -> None:
@@ -335,6 +360,18 @@ async def _put(producer: Producer, compiled: Compiled) -> None:
     await surely(partial(engine.put_batch, inner, compiled.jobs))
 
 
+def _nothing_before(side: Side) -> str:
+    return (
+        f"before {_part(side)} there must be a step that gives it something: two fan-outs in a row are one, "
+        f"as each(a.step() | b.step()), or need a step between them"
+    )
+
+
+def _check_is_flow(given: object, where: str) -> None:
+    if not isinstance(given, Flow):
+        raise TypeError(f"{where} takes steps, and {given!r} is none: write task.step()")
+
+
 def _as_later(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     """Check now what would be found out when the flow is enqueued."""
     for stage in stages:
@@ -346,7 +383,8 @@ def _as_later(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     return stages
 
 
-def _chain_of(inner: Flow[Any, Any]) -> tuple[Single, ...]:
+def _chain_of(inner: Flow[Any, Any], where: str) -> tuple[Single, ...]:
+    _check_is_flow(inner, where)
     chain = []
     for stage in _as_later(inner._stages):
         if not isinstance(stage, Single):
