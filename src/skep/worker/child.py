@@ -61,7 +61,7 @@ from skep.worker.frames import (
     pack,
 )
 from skep.worker.origin import restore
-from skep.worker.runner import provide
+from skep.worker.providing import provide
 from skep.worker.settings import LOG_FORMAT
 
 T = TypeVar("T")

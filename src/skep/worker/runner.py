@@ -8,11 +8,10 @@ import logging
 import random
 import traceback
 from collections.abc import Callable
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from skep import verdict, wire
@@ -20,7 +19,6 @@ from skep.address import masked
 from skep.broker import LendsTransactions
 from skep.context import Job, Listener
 from skep.errors import (
-    BadSetting,
     BrokenPayload,
     EngineUnavailable,
     FlowBroken,
@@ -28,61 +26,38 @@ from skep.errors import (
     SkepError,
     UnknownTask,
 )
-from skep.flow.course import Course, Gather, course_of, gathered, with_first
-from skep.flow.course import following as next_jobs
+from skep.flow.course import Gather, course_of, gathered, with_first
 from skep.job import (
     Broken,
-    Cancelled,
     Dead,
     Done,
     Error,
     Lease,
     Outcome,
-    Release,
     Retry,
     Snooze,
     describe,
-    storable,
 )
 from skep.operations import Batches
-from skep.policy import MILLISECOND, TIMED_OUT, Policy, after_failure, after_success
 from skep.registry import Registry
-from skep.signature import Depends, Signature, current, encode_value
-from skep.strategy import Delete, Repeat
+from skep.signature import current
 from skep.task import Task
 from skep.transaction import Transaction
-from skep.worker.processes import ChildPool, Crashed, Remote
+from skep.worker.attempt import Attempt, Ended
+from skep.worker.judging import Judge, with_last_words
+from skep.worker.processes import ChildPool, Crashed
+from skep.worker.providing import provide
 from skep.worker.slots import Slot, Stop
 from skep.worker.threads import SlotThread
 
 log = logging.getLogger("skep.worker")
 
-DONE = Done()
 NO_CONNECTION = timedelta(seconds=5)  # until a job is tried again for which no transaction could begin
 HOOK_WITHIN = 10.0  # seconds; a hook holds a slot, and nobody can stop it for its job
 
 
-class Attempt(Struct):
-    """One run of one job, ready to be performed; only what a fan-out has left is gathered when it starts."""
-
-    job: Job
-    task: Task[..., Any]
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
-    course: Course | None = None
-    transaction: Transaction | None = None
-
-
 class Unfit(Exception):
     """What was gathered for a job does not fit its task."""
-
-
-class Ended(Struct):
-    """How a run ended: it returned, raised, or was stopped."""
-
-    value: Any = None
-    error: BaseException | None = None
-    stop: Stop | None = None
 
 
 class Runner:
@@ -101,7 +76,7 @@ class Runner:
         self._registry = registry
         self._listener = listener
         self._children = children
-        self._random: Callable[[], float] = random.random
+        self._judge = Judge(random.random)
 
     async def run(self, lease: Lease, slot: Slot) -> Outcome | None:
         """Everything that happens to a job between its lease and its settling.  None: nothing to record."""
@@ -112,7 +87,7 @@ class Runner:
             if attempt.task.transactional:
                 return await self._run_in_transaction(attempt, slot)
             ended = await self._perform(attempt, slot)
-            outcome = self._judge(attempt, ended)
+            outcome = self._judge.judge(attempt, ended)
             if self._registry.hooked:
                 slot.outcome = outcome  # it is over: from here on nothing can stop it
                 await self._report(attempt, ended, outcome)
@@ -124,7 +99,7 @@ class Runner:
         except BaseException as error:  # a backoff that raises, an upgrade that raises, or a mistake of ours
             log.exception("job %s cannot be judged and is buried", lease.id)
             buried = Dead(error=describe(error, "".join(traceback.format_exception(error))))
-            return buried if attempt is None else _with_last_words(buried, attempt.job)
+            return buried if attempt is None else with_last_words(buried, attempt.job)
 
     async def _run_in_transaction(self, attempt: Attempt, slot: Slot) -> Outcome | None:
         """What it writes and its end are one commit; whatever else happens, it is as if it had not run."""
@@ -133,7 +108,7 @@ class Runner:
             async with self._lender(attempt.task).transaction() as lent:
                 attempt.transaction = Transaction(lent.connection)
                 ended = await self._perform(attempt, slot)
-                outcome = self._judge(attempt, ended)
+                outcome = self._judge.judge(attempt, ended)
                 if isinstance(outcome, Done):
                     slot.committing = True  # from here on nobody stops it: its fence decides
                     settled = await lent.settle(attempt.job.lease, outcome)
@@ -141,7 +116,7 @@ class Runner:
                     slot.outcome = outcome  # it is over: only the rollback is still to come
         except asyncio.CancelledError as error:  # while it waited for a connection
             ended = self._stopped(slot, error)
-            outcome = self._judge(attempt, ended)
+            outcome = self._judge.judge(attempt, ended)
         except EngineUnavailable as error:
             log.warning("job %s has to wait for a transaction: %s", attempt.job.id, error)
             return Snooze(NO_CONNECTION)
@@ -149,7 +124,7 @@ class Runner:
             # The commit was refused, or its answer was lost.  In the latter case it may stand: then the fence
             # of this lease is gone, and the failure that is recorded now is refused.
             ended = Ended(error=error)
-            outcome = self._judge(attempt, ended)
+            outcome = self._judge.judge(attempt, ended)
         if isinstance(outcome, Done) and not settled:
             log.warning("job %s ended after its lease was lost: it is rolled back", attempt.job.id)
             outcome = None
@@ -283,90 +258,12 @@ class Runner:
 
     # --- after ---------------------------------------------------------------------------
 
-    def _judge(self, attempt: Attempt, ended: Ended) -> Outcome | None:
-        """What becomes of the job.  Pure, but for the dice of the backoff."""
-        outcome = self._decide(attempt, ended)
-        return _with_last_words(outcome, attempt.job) if isinstance(outcome, Dead) else outcome
-
-    def _decide(self, attempt: Attempt, ended: Ended) -> Outcome | None:
-        job, task = attempt.job, attempt.task
-        policy = task.options.policy.overridden(job.envelope)
-        if ended.stop is not None:
-            return self._after_stop(job, policy, ended.stop)
-        if ended.error is not None:
-            return self._after_error(job, task, policy, ended.error)
-        if isinstance(ended.value, verdict.Verdict):
-            return self._after_error(job, task, policy, ended.value)
-        return self._after_value(attempt, policy, ended.value)
-
-    def _after_stop(self, job: Job, policy: Policy, stop: Stop) -> Outcome | None:
-        match stop:
-            case Stop.LOST:
-                return None
-            case Stop.CANCELLED:
-                return Cancelled()
-            case Stop.RELEASED:
-                return Release()
-            case Stop.TIMEOUT:
-                error = Error("TimeoutError", "it ran out of time and was stopped")
-                return self._after_timeout(job.lease, policy, error)
-
-    def _after_timeout(self, lease: Lease, policy: Policy, error: Error) -> Outcome:
-        return after_failure(policy.on_timeout, lease, random=self._random, reason=TIMED_OUT, error=error)
-
     def timed_out(self, lease: Lease, error: Error, job: Job | None) -> Outcome:
         """The outcome for a job that is past its time and does not stop."""
         envelope = wire.decode(lease.body)
         policy = self._registry.task_named(envelope.task).options.policy.overridden(envelope)
-        outcome = self._after_timeout(lease, policy, error)
-        return _with_last_words(outcome, job) if isinstance(outcome, Dead) and job is not None else outcome
-
-    def _after_error(self, job: Job, task: Task[..., Any], policy: Policy, error: BaseException) -> Outcome:
-        if isinstance(error, Remote):
-            strategy = error.strategy or policy.on_error
-            return after_failure(strategy, job.lease, random=self._random, error=error.told)
-        strategy = policy.on_error if job.envelope.on_error else task.strategy_for(error, policy)
-        match error:
-            case verdict.Snooze(after=after):
-                return Snooze(after)
-            case verdict.Failure(reason=reason):
-                ending = strategy.ending if isinstance(strategy, Repeat) else strategy
-                return after_failure(ending, job.lease, random=self._random, error=_said("Failure", reason))
-            case verdict.Retry(reason=reason, after=after):
-                told = _said("Retry", reason)
-                outcome = after_failure(strategy, job.lease, random=self._random, error=told)
-                if isinstance(outcome, Retry) and after is not None:
-                    return Retry(delay=after, error=told, queue=outcome.queue)
-                return outcome
-        told = describe(error, "".join(traceback.format_exception(error)))
-        return after_failure(strategy, job.lease, random=self._random, error=told)
-
-    def _after_value(self, attempt: Attempt, policy: Policy, value: Any) -> Outcome:
-        job, course = attempt.job, attempt.course
-        ttl_ms = job.envelope.result_ttl_ms
-        if ttl_ms is None:
-            ttl_ms = attempt.task.options.result_ttl_ms
-        if ttl_ms is None and isinstance(policy.on_success, Delete) and not job.emits and course is None:
-            return DONE
-        try:
-            result = None if ttl_ms is None and course is None else encode_value(value)
-        except (TypeError, ValueError) as error:
-            return _useless("its result cannot be kept", error)
-        ttl = None if ttl_ms is None else ttl_ms * MILLISECOND
-        done = after_success(policy.on_success, result=result, result_ttl=ttl, emit=job.emissions)
-        if course is None or result is None:
-            return done
-        return self._continued(job, course, done, result)
-
-    def _continued(self, job: Job, course: Course, done: Done, result: bytes) -> Outcome:
-        """With what follows it in its flow; or, at the end of a chain, with a result for its batch."""
-        try:
-            following = next_jobs(course, job.envelope, result)
-            for each in following:
-                wire.encode(each)
-        except (FlowBroken, BrokenPayload, BadSetting) as error:
-            return _useless("its result cannot be handed on", error)
-        return replace(done, emit=(*done.emit, *following), result=result if course.ends else done.result)
+        outcome = self._judge.after_timeout(lease, policy, error)
+        return with_last_words(outcome, job) if isinstance(outcome, Dead) and job is not None else outcome
 
     async def _report(self, attempt: Attempt, ended: Ended, outcome: Outcome | None) -> None:
         """Let those know who asked for it; nothing they do changes the outcome."""
@@ -398,29 +295,6 @@ class Runner:
                 log.exception("the hook %s for %s raised", getattr(hook, "__qualname__", hook), event)
 
 
-async def provide(
-    signature: Signature, job: Job, stack: AsyncExitStack, transaction: Transaction | None = None
-) -> dict[str, Any]:
-    """What the worker gives to a function: the job itself, and its dependencies in their order."""
-    given: dict[str, Any] = {}
-    for name, source in signature.provided.items():
-        if isinstance(source, Depends):
-            kwargs = await provide(signature.providers[name], job, stack, transaction)
-            given[name] = await _make(source.provider, kwargs, stack)
-        else:
-            given[name] = transaction if issubclass(source, Transaction) else await source.given(job)
-    return given
-
-
-async def _make(provider: Callable[..., Any], kwargs: dict[str, Any], stack: AsyncExitStack) -> Any:
-    if inspect.isasyncgenfunction(provider):
-        return await stack.enter_async_context(asynccontextmanager(provider)(**kwargs))
-    if inspect.isgeneratorfunction(provider):
-        return stack.enter_context(contextmanager(provider)(**kwargs))
-    made = provider(**kwargs)
-    return await made if inspect.isawaitable(made) else made
-
-
 def _finished(value: Any) -> Any:
     """A plain function that only made a coroutine or a generator has not done its work."""
     if inspect.iscoroutine(value):
@@ -431,20 +305,6 @@ def _finished(value: Any) -> Any:
     if inspect.isgenerator(value) or inspect.isasyncgen(value):
         raise TypeError("it returned a generator that nobody runs")
     return value
-
-
-def _with_last_words(outcome: Dead, job: Job) -> Dead:
-    """A periodic job may go on although this turn of it failed."""
-    return replace(outcome, emit=job.last_words) if job.last_words else outcome
-
-
-def _useless(what: str, error: Exception) -> Dead:
-    told = describe(error)
-    return Dead(reason="failed", error=Error(told.type, f"{what}: {told.message}"))
-
-
-def _said(verdict: str, reason: str) -> Error:
-    return Error(verdict, storable(reason[:2000]))
 
 
 def _raised(ended: Ended) -> BaseException | None:
