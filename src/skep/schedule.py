@@ -160,6 +160,9 @@ def cron(
     jitter: Duration = 0,
 ) -> Plan:
     """At the times of a cron expression, as clocks in `tz` show them; see docs/schedules.md."""
+    if not all(isinstance(text, str) for text in (expression, tz)):
+        told = f"cron({expression!r}, tz={tz!r})"
+        raise BadSetting(f'{told}: write text, as in cron("@daily", tz="Europe/Paris")')
     timing = Cron(expression, tz)
     return _plan(timing, misfire, misfire_limit, misfire_after, overlap, jitter)
 
@@ -344,6 +347,8 @@ def check(timing: Timing) -> None:
 def _next_cron(timing: Cron, after: datetime) -> datetime:
     zone = zone_of(timing.tz)
     expression = _ALIASES.get(timing.expression, timing.expression)
+    if expression.startswith("@"):
+        raise BadSetting(f"{expression!r} is not a cron expression: use one of {', '.join(_ALIASES)}")
     local = after.astimezone(zone)
     # Seen from inside an hour that comes twice, the next instant may be back at its beginning.
     start = local.replace(tzinfo=None) - max(_turned_back(local), timedelta(0))

@@ -71,6 +71,8 @@ class Schedules:
             raise BadSetting(
                 f"schedule {name!r} is declared in the code: change it there, or take another name"
             )
+        if not isinstance(plan, Plan):
+            raise BadSetting(f"schedule {name!r}: {plan!r} does not say when: write cron(…) or every(…)")
         schedule = plan.schedule(name, task.job(*args, **kwargs))
         await store(await self._producer.ready(), schedule)
         return schedule

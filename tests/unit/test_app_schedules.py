@@ -140,6 +140,21 @@ async def test_a_job_too_large_is_refused_when_its_schedule_is_put(app: App) -> 
         await app.schedules.aput("big", every("2h"), swallow, "x" * 2**20)
 
 
+def test_what_does_not_say_when_is_told_in_words(app: App) -> None:
+    @app.task
+    async def tidy() -> None: ...
+
+    no_text: Any = None
+    with pytest.raises(BadSetting, match="does not say when: write cron"):
+        app.schedules.put("tidy", no_text, tidy)
+    for expression, zone in ((no_text, "UTC"), ("@daily", no_text)):
+        with pytest.raises(BadSetting, match="write text, as in cron"):
+            cron(expression, tz=zone)
+    with pytest.raises(BadSetting, match="use one of @yearly, @annually"):
+        cron("@Daily")
+    app.close()
+
+
 # --- syncing -----------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from skep.address import Address
 from skep.bench.figures import Figure, machine, percentile, summed_up
 from skep.bench.ground import UnknownGround, ground_of, with_option
 from skep.brokers.redis_link import RedisLink, target_of
+from skep.cli import main
 from skep.cli.bench import shown
 from skep.errors import UnknownEngine
 
@@ -161,3 +163,11 @@ def test_people_get_a_table_and_see_what_is_going_on(tmp_path: Path) -> None:
     )
     assert "of raw" in done.stdout
     assert "run 1: a worker runs 200 jobs" in done.stderr
+
+
+def test_a_folder_that_is_not_there_is_told_as_everywhere_else(tmp_path: Path) -> None:
+    answer = CliRunner().invoke(
+        main, ["bench", f"sqlite:///{tmp_path}/nowhere/jobs.db", *FEW, "--only", "enqueue"]
+    )
+    assert answer.exit_code != 0
+    assert f"error: there is no folder {tmp_path}/nowhere" in answer.output

@@ -12,6 +12,7 @@ from urllib.parse import quote, urlsplit
 
 from skep.address import Address
 from skep.bench.ground import BUNDLE, Place, Raw, envelope, fresh_name
+from skep.errors import EngineUnavailable
 
 TABLE = """
 CREATE TABLE job (id INTEGER PRIMARY KEY, queue, state, due, until, attempt DEFAULT 0, body);
@@ -66,7 +67,10 @@ class Ground:
 
 
 def _folder(url: str) -> Path:
-    return Path(Address(url).path[1:]).resolve().parent
+    folder = Path(Address(url).path[1:]).resolve().parent
+    if not folder.is_dir():
+        raise EngineUnavailable(f"there is no folder {folder}: make it, or give another path")
+    return folder
 
 
 def _synchronous(place: Place) -> str:

@@ -64,8 +64,8 @@ class Program(click.Group):
 def main() -> None:
     """Background jobs that are never lost.
 
-    Every command but `worker` takes --app MOD:APP or --url URL.  Where neither is given, they are read from
-    SKEP_APP and SKEP_URL.  With both, the app's tasks are used on the engine of the URL.
+    Every command but `worker` and `bench` takes --app MOD:APP or --url URL.  Where neither is given, they are
+    read from SKEP_APP and SKEP_URL.  With both, the app's tasks are used on the engine of the URL.
 
     MOD:APP is the app `APP` in module `MOD`; MOD alone means the only app in it.
 
