@@ -182,6 +182,21 @@ class Settling:
         assert (await look(engine, job.id)).reason == "first"
         assert (await counts(engine)).total == 1
 
+    @pytest.mark.parametrize("keep", [None, HOUR], ids=["forgotten", "kept"])
+    async def test_a_lease_given_twice_takes_no_other_of_its_call_along(
+        self, engine: Engine, keep: timedelta | None
+    ) -> None:
+        """I5, I8: jobs that were leased together end one by one."""
+        _, other = await put_some(engine, 2)
+        first, second = await take(engine)
+        done = Done(keep=keep)
+
+        assert await engine.settle([(first, done), (first, done)]) == [first]
+
+        assert (await look(engine, other)).state is State.RUNNING
+        assert (await counts(engine)).total == (1 if keep is None else 2)
+        assert await engine.settle([(second, Done())]) == []
+
     async def test_lost_leases_are_named_in_the_order_of_the_call_and_do_not_stop_the_others(
         self, engine: Engine
     ) -> None:

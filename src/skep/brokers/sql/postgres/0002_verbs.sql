@@ -121,14 +121,16 @@ BEGIN
     RETURN cardinality(moved);
 END $$;
 
--- The leases that may be members, by their chunks, each in the order of its members.
+-- The leases that may be members, by their chunks, each in the order of its members; one that is given twice counts once,
+-- where it comes first.
 CREATE FUNCTION by_chunk(fences bigint[], ids text[], outcomes text[])
 RETURNS TABLE (number bigint, numbers integer[], ids text[], outcomes text[], places integer[], plain boolean)
 LANGUAGE sql STABLE AS $$  -- it is inlined
     SELECT l.fence & -1024, array_agg((l.fence & 1023)::integer), array_agg(l.id), array_agg(l.outcome),
            array_agg(l.place::integer), bool_and(l.outcome IS NULL)
-      FROM (SELECT * FROM unnest(fences, ids, outcomes) WITH ORDINALITY AS l (fence, id, outcome, place)
-             WHERE l.fence & 1023 > 0 ORDER BY l.fence) AS l
+      FROM (SELECT DISTINCT ON (l.fence, l.id) *
+              FROM unnest(fences, ids, outcomes) WITH ORDINALITY AS l (fence, id, outcome, place)
+             WHERE l.fence & 1023 > 0 ORDER BY l.fence, l.id, l.place) AS l
      GROUP BY 1 ORDER BY 1
 $$;
 
