@@ -277,7 +277,9 @@ DELETE FROM member WHERE batch = :id;
 
 -- name: add_member
 INSERT INTO member (batch, member, id, state, result, reason)
-VALUES (:batch, :member, :id, :state, :result, :reason);
+VALUES (:batch, :member, :id, :state, :result, :reason)
+ON CONFLICT (batch, member, id) DO UPDATE  -- it had ended and gone, and was put again under its id
+   SET state = excluded.state, result = excluded.result, reason = excluded.reason;
 
 -- name: live_members_by_kind
 SELECT sum(r.seq IS NULL AND j.failures = 0 AND j.crashes = 0) AS enqueued,

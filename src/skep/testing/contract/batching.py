@@ -306,6 +306,20 @@ class Batching:
         await end_next(engine, Done())
         assert await called_back(engine) == ["on_succeeded", "on_finished"]
 
+    async def test_a_member_that_has_gone_and_is_put_again_can_end_again(self, engine: Engine) -> None:
+        """I5, I8: how often it counts is left open; that it ends, and whoever is settled with it, is not."""
+        batch = a_batch()
+        job = a_job(batch=batch.id)
+        await engine.put_batch(batch, [job], seal=False)
+        await end_next(engine, Done())
+        await engine.put([job, other := a_job()])
+
+        leases = await take(engine)
+        assert await engine.settle([(lease, Done()) for lease in leases]) == []
+
+        assert {lease.id for lease in leases} == {job.id, other.id}
+        assert (await counts(engine)).total == 0
+
     async def test_a_batch_that_cannot_be_put_whole_is_not_put(self, engine: Engine) -> None:
         """T1."""
         await engine.add_rule(Rule(RuleKind.CAP, Scope.QUEUE, "default", 2))

@@ -576,7 +576,9 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    INSERT INTO member VALUES (of_batch, of_member, member_id, became, gave, why);
+    INSERT INTO member VALUES (of_batch, of_member, member_id, became, gave, why)
+    ON CONFLICT (batch, member, id) DO UPDATE  -- it had ended and gone, and was put again under its id
+       SET state = excluded.state, result = excluded.result, reason = excluded.reason;
     IF became <> 'done' AND b.dead + b.cancelled = 1 THEN
         PERFORM call_back(t, b, 'on_failed');
     END IF;
