@@ -404,3 +404,32 @@ def test_the_documentation_of_the_door_names_every_parameter() -> None:
     names = [line.split()[0] for line in head.strip().splitlines()]
     assert len(names) == 18
     assert [name for name in names if f"`{name}`" not in page] == []
+
+
+@pytest.mark.parametrize("field", ["due_at", "expires_at"])
+@pytest.mark.parametrize("moment", ["9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00"])
+async def test_times_that_no_client_can_show_are_refused(
+    engine: PostgresBroker, ask: Ask, field: str, moment: str
+) -> None:
+    """S2.29: one such job would make every page of jobs that it is on unreadable."""
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="beyond what clients can show"):
+        await ask("$1", json.dumps({"task": "t", field: moment}))
+
+    assert await take(engine) == []
+
+
+@pytest.mark.parametrize("value", [["x"], [], {}, 1, None])
+async def test_headers_are_strings_and_not_lists_of_them(ask: Ask, value: object) -> None:
+    with pytest.raises(asyncpg.InvalidParameterValueError, match="headers"):
+        await ask("'t', '[]', headers => $1", json.dumps({"a": value}))
+
+
+async def test_a_job_that_is_there_already_is_named_also_where_the_queue_is_too_full(
+    engine: PostgresBroker, ask: Ask
+) -> None:
+    """I12: a cap binds what would be added."""
+    first = await ask("'t', '[]', unique_key => 'k'")
+    await ask("'t', '[]'")
+    await engine.add_rule(Rule(RuleKind.CAP, Scope.QUEUE, "default", 1))
+
+    assert await ask("'t', '[]', unique_key => 'k'") == first

@@ -94,7 +94,7 @@ BEGIN
             THEN 'letters, digits, "_", "-" and ":", at most 128 of them'
         WHEN field = 'args' AND kind <> 'array' THEN 'an array'
         WHEN field IN ('kwargs', 'headers', 'on_success', 'on_error', 'on_timeout') AND kind <> 'object' THEN 'an object'
-        WHEN field = 'headers' AND jsonb_path_exists(v, '$.* ? (@.type() <> "string")') THEN 'an object of strings'
+        WHEN field = 'headers' AND jsonb_path_exists(v, 'strict $.* ? (@.type() <> "string")') THEN 'an object of strings'
         WHEN field = 'priority' AND NOT (whole AND word::bigint BETWEEN -100 AND 100) THEN 'a whole number from -100 to 100'
         WHEN field = 'member' AND NOT (whole AND word::bigint BETWEEN 0 AND 2147483647) THEN 'a whole number from 0'
         WHEN field = 'max_crashes' AND NOT (whole AND word::bigint BETWEEN 1 AND 32767) THEN 'a whole number from 1'
@@ -134,9 +134,13 @@ BEGIN
                          t.now_us + coalesce((e->>'delay_ms')::bigint, 0) * 1000);
     j.expires_us := least((extract(epoch FROM (e->>'expires_at')::timestamptz) * 1000000)::bigint,
                           t.now_us + (e->>'expires_in_ms')::bigint * 1000);
+    IF NOT (j.due_us BETWEEN -62135596800000000 AND 253402300799999999
+            AND coalesce(j.expires_us, 0) BETWEEN -62135596800000000 AND 253402300799999999) THEN
+        PERFORM refuse('a time of the job is beyond what clients can show', 'give one in the years 1 to 9999, in UTC');
+    END IF;
     field := add_job(t, j, false);
-    PERFORM check_room(ARRAY[j.queue]);
     IF field IS NULL THEN
+        PERFORM check_room(ARRAY[j.queue]);
         INSERT INTO unannounced VALUES (j.queue);
     END IF;
     RETURN coalesce(field, j.id);
