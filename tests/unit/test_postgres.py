@@ -73,6 +73,11 @@ def test_a_schema_must_leave_room_for_the_name_of_its_channel() -> None:
         PostgresBroker("postgresql://nobody@localhost/none", schema="s" * 51)
 
 
+def test_a_schema_is_not_called_as_in_a_search_path() -> None:
+    with pytest.raises(BadSetting, match="every user"):
+        PostgresBroker("postgresql://nobody@localhost/none", schema="$user")
+
+
 async def test_a_schema_may_have_any_name(postgres_url: str, connection: asyncpg.Connection) -> None:
     name = "a'b\"c;--$name$ %s {0} skep.x é"
     engine = await PostgresBroker(postgres_url, schema=name).open()

@@ -125,6 +125,8 @@ class PostgresBroker:
             raise BadSetting(f"transactions={transactions}: at least one connection is lent to jobs")
         if not _SCHEMA_NAME.fullmatch(schema) or len(schema.encode()) > 50:
             raise BadSetting(f"schema={schema!r}: give a name of 1 to 50 bytes")
+        if schema == "$user":  # which a search path takes for the name of whoever is there
+            raise BadSetting("schema='$user' means another schema to every user: give a name of its own")
         seconds = duration(patience).total_seconds()
         self._link = PostgresLink(url, shown=masked(url), patience=seconds, prepare=prepare)
         self._listen_link = PostgresLink(
