@@ -1366,6 +1366,9 @@ DECLARE
     j job := unplace(job_id);
 BEGIN
     IF j.id IS NULL THEN
+        j := unplace(job_id);  -- while we looked it may have moved to where we had looked before
+    END IF;
+    IF j.id IS NULL THEN
         RETURN false;
     END IF;
     j.history := told(j, t.now_us, 'rescheduled');
@@ -1447,7 +1450,9 @@ BEGIN
     WITH them AS (DELETE FROM archive WHERE queue = of_queue RETURNING 1) SELECT count(*) INTO archived FROM them;
     INSERT INTO tally VALUES (of_queue, 0, archived);
     IF NOT EXISTS (SELECT FROM live WHERE queue = of_queue) AND NOT EXISTS (SELECT FROM chunk WHERE queue = of_queue) THEN
-        DELETE FROM tally WHERE queue = of_queue;
+        -- What somebody has put since then is still counted.
+        WITH forgotten AS (DELETE FROM tally WHERE queue = of_queue RETURNING *)
+        INSERT INTO tally SELECT of_queue, sum(put) - sum(deleted), 0 FROM forgotten HAVING sum(put) <> sum(deleted);
     END IF;
     RETURN gone + archived;
 END $$;
