@@ -118,6 +118,9 @@ class PostgresLink:
     async def look_for_pooler(self) -> bool:
         """Whether something between us and the server gives us sessions of the server in turn.
 
+        If nothing does, the server is asked to give up by itself what takes longer than our patience: else
+        it would go on for clients that have left, wait for locks, and lease jobs to nobody.
+
         It must then answer requests to cancel by itself, so the process it names is not the one that serves
         us.  Named statements are not safe there, and not only because they may be missing: another client's
         may have the same name.
@@ -126,12 +129,14 @@ class PostgresLink:
         try:
             async with asyncio.timeout(CONNECT_WITHIN):
                 ask = partial(connection.fetchval, "SELECT pg_backend_pid()")
-                pooled = await _in_transaction(connection, ask) != connection.get_server_pid()
+                pooled = await _in_transaction(connection, CONNECT_WITHIN, ask) != connection.get_server_pid()
         except (asyncpg.PostgresError, *LOST) as error:
             raise EngineUnavailable(f"{self.shown} did not answer ({_said(error)})") from error
         finally:
             connection.terminate()
         self.named = not pooled if self._prepare is None else self._prepare
+        if not pooled:  # which would refuse it, or give it to everybody
+            self._settings = {**self._settings, "statement_timeout": _milliseconds(self.patience)}
         return bool(pooled)
 
     async def connect(self) -> Connection:
@@ -175,7 +180,7 @@ class PostgresLink:
         connection = await self._take(lines)
         try:
             async with asyncio.timeout(MIGRATE_WITHIN):
-                return await _in_transaction(connection, partial(act, connection))
+                return await _in_transaction(connection, MIGRATE_WITHIN, partial(act, connection))
         except asyncpg.PostgresError as error:
             raise self.explained(error) from error
         except LOST as error:
@@ -224,7 +229,8 @@ class PostgresLink:
             else:
                 async with asyncio.timeout(remaining):
                     # Asking for an unnamed statement and running it must reach the same session.
-                    rows = await _in_transaction(connection, partial(connection.fetch, statement, *args))
+                    fetch = partial(connection.fetch, statement, *args)
+                    rows = await _in_transaction(connection, remaining, fetch)
         except asyncpg.PostgresError as error:
             if error.sqlstate in (*_GOING_DOWN, _STANDBY):
                 connection.terminate()  # the next one may lead elsewhere
@@ -377,13 +383,21 @@ async def _let_go(connection: Connection) -> None:
         raise
 
 
+def _milliseconds(seconds: float) -> str:
+    """As a setting of the server, for which 0 would mean: without end."""
+    return str(max(1, round(seconds * 1000)))
+
+
 def _said(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-async def _in_transaction(connection: Connection, act: Callable[[], Awaitable[T]]) -> T:
-    """Not the driver's own, which waits for a rollback also where no answer comes any more."""
-    await connection.execute("BEGIN")
+async def _in_transaction(connection: Connection, within: float, act: Callable[[], Awaitable[T]]) -> T:
+    """Not the driver's own, which waits for a rollback also where no answer comes any more.
+
+    No statement of it is given more seconds than that by the server, should we no longer be there.
+    """
+    await connection.execute(f"BEGIN; SET LOCAL statement_timeout = {_milliseconds(within)}")
     try:
         done = await act()
         await connection.execute("COMMIT")
