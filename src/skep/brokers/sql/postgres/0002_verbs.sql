@@ -460,11 +460,15 @@ BEGIN
         DELETE FROM ready WHERE id = ANY (taken) AND id = ANY (made);
     END IF;
     IF kinds.keyed THEN
+        taken := '{}';
         FOR refused, there IN SELECT * FROM take_keys(jobs) LOOP
             RETURN NEXT;
-            jobs := ARRAY(SELECT j FROM unnest(jobs) AS j WHERE j.id <> refused);
-            DELETE FROM ready WHERE id = refused;
+            taken := taken || refused;
         END LOOP;
+        IF taken <> '{}' THEN
+            jobs := ARRAY(SELECT j FROM unnest(jobs) AS j WHERE j.id NOT IN (SELECT unnest(taken)));
+            DELETE FROM ready WHERE id = ANY (taken);
+        END IF;
     END IF;
     IF kinds.chosen THEN
         INSERT INTO known SELECT id, NULL FROM unnest(jobs) WHERE chosen ON CONFLICT (id) DO UPDATE SET until_us = NULL;
@@ -496,7 +500,9 @@ BEGIN
     IF missed IS NULL THEN
         RETURN;
     END IF;
-    FOR refused, there IN SELECT j.id, take_key(j.unique_key, j.id) FROM unnest(jobs) AS j WHERE j.id = ANY (missed) LOOP
+    FOR refused, there IN
+        SELECT j.id, take_key(j.unique_key, j.id) FROM unnest(jobs) AS j WHERE j.id IN (SELECT unnest(missed))
+    LOOP
         IF there IS NOT NULL THEN
             RETURN NEXT;
         END IF;
@@ -1160,7 +1166,10 @@ BEGIN
                 END IF;
             END LOOP;
         ELSE
-            FOR n, there IN SELECT array_position(ids, a.refused), a.there FROM add_jobs(t, jobs) AS a LOOP
+            FOR n, there IN
+                SELECT i.n, a.there FROM add_jobs(t, jobs) AS a
+                  JOIN unnest(ids) WITH ORDINALITY AS i (id, n) ON i.id = a.refused
+            LOOP
                 RETURN NEXT;
                 left_out := left_out || n;
             END LOOP;
