@@ -886,8 +886,16 @@ DECLARE
     j job;
     room bigint;
     n integer := 0;
+    last_scope text := '';  -- no scope is less
+    last_name text := '';
 BEGIN
-    FOR h IN SELECT DISTINCT hold_scope AS scope, hold_name AS name FROM held WHERE queue = of_queue LOOP
+    LOOP  -- from rule to rule, one step in the index for each
+        SELECT hold_scope AS scope, hold_name AS name INTO h FROM held
+         WHERE queue = of_queue AND (hold_scope, hold_name) > (last_scope, last_name)
+         ORDER BY hold_scope, hold_name LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        last_scope := h.scope;
+        last_name := h.name;
         SELECT min(CASE WHEN r.kind IN ('pause', 'block') THEN 0 ELSE r.n - running_in(r.scope, r.name) END) INTO room
           FROM rule r WHERE r.scope = h.scope AND r.name = h.name AND r.kind <> 'cap';
         FOR j IN
@@ -931,6 +939,8 @@ CREATE TYPE leased AS (
 -- Lease where there are rules, or jobs that have expired.  All that is looked at leaves the line: it has expired,
 -- a rule holds it, or it is taken.  The locks on the limits make those who lease at the same time count one another.
 -- Gives the fences.
+--
+-- One call sets at most 20,000 jobs aside, so that it ends in time whatever stands in line: then it says that there is more.
 CREATE FUNCTION lease_one_by_one(t terms, of_queue text, want integer, until bigint, who text) RETURNS bigint[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -940,6 +950,9 @@ DECLARE
     unheld integer := 0;
     look_again boolean := true;
     fences bigint[] := '{}';
+    aside integer := 0;
+    last_rank smallint := -32768;  -- how far we are: what is before that has just been taken away
+    last_pos bigint := 0;
 BEGIN
     PERFORM FROM rule WHERE kind = 'limit' ORDER BY scope, name FOR UPDATE;
     PERFORM break_out_limited();
@@ -948,19 +961,23 @@ BEGIN
         IF look_again THEN
             unheld := unheld + unhold(of_queue, want);
             look_again := false;
+            last_rank := -32768;
         END IF;
         seen := 0;
         FOR j IN
             WITH gone AS (
                 DELETE FROM ready WHERE ctid = ANY (ARRAY(
-                    SELECT ctid FROM ready WHERE queue = of_queue
+                    SELECT ctid FROM ready WHERE queue = of_queue AND (rank, pos) > (last_rank, last_pos)
                      ORDER BY rank, pos LIMIT CASE WHEN unheld > 0 THEN 1 ELSE want END FOR UPDATE SKIP LOCKED))
                 RETURNING *)
             SELECT * FROM gone ORDER BY rank, pos
         LOOP
             seen := seen + 1;
+            last_rank := j.rank;
+            last_pos := j.pos;
             IF j.expires_us <= t.now_us THEN
                 PERFORM expire(t, j);
+                aside := aside + 1;
                 look_again := unheld > 0;
                 CONTINUE;
             END IF;
@@ -972,6 +989,7 @@ BEGIN
                 j.hold_scope := r.scope;
                 j.hold_name := r.name;
                 INSERT INTO held VALUES (j.*);
+                aside := aside + 1;
                 look_again := unheld > 0;
                 CONTINUE;
             END IF;
@@ -985,6 +1003,10 @@ BEGIN
             fences := fences || j.fence;
         END LOOP;
         EXIT WHEN seen = 0;
+        IF aside >= 20000 THEN
+            PERFORM wake(of_queue);
+            EXIT;
+        END IF;
     END LOOP;
     RETURN fences;
 END $$;
@@ -1085,6 +1107,9 @@ DECLARE
 BEGIN
     IF EXISTS (SELECT FROM scheduled WHERE queue = of_queue AND due_us <= t.now_us) THEN
         PERFORM promote(t, of_queue, 1000);
+    END IF;
+    IF EXISTS (SELECT FROM rule WHERE kind IN ('pause', 'block') AND scope = 'queue' AND name = of_queue) THEN
+        RETURN;  -- all of it stays where it is, however much that may be
     END IF;
     IF EXISTS (SELECT FROM rule WHERE kind <> 'cap' AND (scope <> 'queue' OR name = of_queue))
        OR EXISTS (SELECT FROM held WHERE queue = of_queue)
