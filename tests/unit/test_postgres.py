@@ -685,3 +685,92 @@ async def test_check_shows_what_the_server_suffers_from(
     problems = json.loads(result.stdout)["problems"]
     assert result.exit_code == 1
     assert any(f"pg_terminate_backend({pid})" in problem["why"] for problem in problems)
+
+
+async def waiting_for_locks(connection: asyncpg.Connection, schema: str, n: int) -> None:
+    """Until so many statements of this schema wait for a lock."""
+    count = (
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND position($1 IN query) > 0"
+    )
+    async with asyncio.timeout(20):
+        while await connection.fetchval(count, f'"{schema}"') != n:
+            await asyncio.sleep(0.01)
+
+
+async def test_bundles_with_members_of_the_same_batches_do_not_lock_each_other_out(
+    postgres_url: str,
+    engine: PostgresBroker,
+    connection: asyncpg.Connection,
+    schema: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F33: a deadlock is found after a second, and one of the two bundles begins anew."""
+    monkeypatch.setattr("skep.brokers.postgres_link.RETRIES", 1)
+    for batch in ("a", "b"):
+        await engine.put_batch(Batch(id=batch), [a_job(batch=batch) for _ in range(2)])
+    a1, a2, b1, b2 = await take(engine)
+    observer = await asyncpg.connect(postgres_url)
+
+    async with connection.transaction(), asyncio.TaskGroup() as group:
+        await connection.execute(f'SELECT FROM "{schema}".batch WHERE id = $1 FOR UPDATE', "a")
+        one = group.create_task(engine.settle([(a1, Done()), (b1, Done())]))
+        await waiting_for_locks(observer, schema, 1)
+        other = group.create_task(engine.settle([(b2, Done()), (a2, Done())]))
+        await waiting_for_locks(observer, schema, 2)
+        await connection.execute("COMMIT")
+
+    assert (one.result(), other.result()) == ([], [])
+    await observer.close()
+
+
+async def test_the_server_gives_up_what_nobody_waits_for_any_more(
+    postgres_url: str, connection: asyncpg.Connection, engine: PostgresBroker, schema: str
+) -> None:
+    """L3, I5: it would wait for ever, and end the lease when nobody thinks of it."""
+    hasty = await PostgresBroker(postgres_url, schema=schema, patience="300ms").open()
+    await engine.put_batch(Batch(id="a"), [a_job(batch="a")])
+    [lease] = await take(engine)
+    observer = await asyncpg.connect(postgres_url)
+
+    async with connection.transaction():
+        await connection.execute(f'SELECT FROM "{schema}".batch WHERE id = $1 FOR UPDATE', "a")
+        with pytest.raises((OutcomeUnknown, EngineUnavailable)):
+            await hasty.settle([(lease, Done())])
+        await waiting_for_locks(observer, schema, 0)
+
+    assert await engine.settle([(lease, Done())]) == []
+    await observer.close()
+    await hasty.close()
+
+
+async def test_a_line_of_held_jobs_is_set_aside_in_time(engine: PostgresBroker) -> None:
+    """L1, S2.10, S2.12: the walk goes on where it was; a queue that is paused is not walked."""
+    jobs = [a_job(task="slow", queue="mixed") for _ in range(3000)]
+    await engine.put([*jobs, a_job(task="quick", queue="mixed")])
+    await engine.add_rule(Rule(RuleKind.PAUSE, Scope.TASK, "slow"))
+
+    [lease] = await engine.lease({"mixed": 1}, span=SPAN, holder=HOLDER)
+
+    assert lease.task == "quick"
+    assert (await engine.queues())["mixed"].held == 3000
+    await engine.remove_rule(RuleKind.PAUSE, Scope.TASK, "slow")
+    await engine.add_rule(Rule(RuleKind.PAUSE, Scope.QUEUE, "mixed"))
+    assert await engine.lease({"mixed": 1}, span=SPAN, holder=HOLDER) == []
+    await engine.remove_rule(RuleKind.PAUSE, Scope.QUEUE, "mixed")
+    leases = await engine.lease({"mixed": 10}, span=SPAN, holder=HOLDER)
+    assert [lease.id for lease in leases] == [job.id for job in jobs[:10]]
+
+
+async def test_many_unique_keys_that_are_held_are_refused_one_for_one(engine: PostgresBroker) -> None:
+    """I12: the receipts name the holders in the order of the call, whatever is between them."""
+    held = [a_job(unique=f"k{n}") for n in range(500)]
+    await engine.put(held)
+    again = [a_job(unique=f"k{n}" if n % 2 else f"new{n}") for n in range(500)]
+
+    receipts = await engine.put(again)
+
+    assert receipts == [
+        Receipt(held[n].id, created=False) if n % 2 else Receipt(again[n].id, created=True)
+        for n in range(500)
+    ]
+    assert (await engine.queues())["default"].total == 750

@@ -5,6 +5,9 @@
 -- scan that is forbidden and made all the same counts as so dear that it would be compiled each time, hence no jit.
 -- They are in PL/pgSQL, because before 18 functions in SQL that are not inlined are planned anew at every call.
 -- The time is an argument, so that tests can move it: NULL means the server's own clock.
+--
+-- Whoever locks several rows does so in one order, so that nobody waits for a deadlock to be found, which takes a second:
+-- chunks and then running jobs by their fences, batches as lock_batches() does, then ids and keys in theirs.
 
 -- What all steps of one call have in common.
 CREATE TYPE terms AS (
@@ -381,6 +384,14 @@ BEGIN
     RETURN b.id IS NOT NULL AND b.finished_us IS NULL;
 END $$;
 
+-- Lock the batches that a step may count something in: nested ones before those around them, as their ends go.
+CREATE FUNCTION lock_batches(names text[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF cardinality(names) > 1 THEN  -- one is locked when its turn comes
+        PERFORM FROM batch WHERE id = ANY (names) ORDER BY parent IS NULL, id DESC FOR UPDATE;
+    END IF;
+END $$;
+
 -- Take a unique key for a job; gives the id of the job that holds it, if that is another one.
 CREATE FUNCTION take_key(of_key text, job_id text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
@@ -442,6 +453,15 @@ DECLARE
 BEGIN
     SELECT count(j.unique_key) > 0 AS keyed, bool_or(j.chosen) AS chosen, count(j.batch) > 0 AS batched,
            bool_or(j.due_us > t.now_us) AS later, bool_or(j.due_us <= t.now_us) AS now INTO kinds FROM unnest(jobs) AS j;
+    IF kinds.batched THEN
+        PERFORM lock_batches(ARRAY(SELECT DISTINCT j.batch FROM unnest(jobs) AS j WHERE j.batch IS NOT NULL));
+    END IF;
+    IF kinds.chosen THEN  -- others may put the same ids, in another order
+        jobs := ARRAY(SELECT j FROM unnest(jobs) AS j ORDER BY j.id);
+        IF kinds.now AND kinds.later THEN
+            PERFORM enter(ARRAY(SELECT id FROM unnest(jobs)), t.now_us);
+        END IF;
+    END IF;
     IF kinds.now THEN
         WITH added AS (
             INSERT INTO ready SELECT * FROM unnest(jobs) WHERE due_us <= t.now_us ON CONFLICT (id) DO NOTHING RETURNING id)
@@ -790,6 +810,17 @@ BEGIN
     END CASE;
 END $$;
 
+-- The batches in which these outcomes may count something: those of jobs that end, and of what is emitted.
+CREATE FUNCTION stepped_by(fences bigint[], outcomes text[]) RETURNS text[] LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT r.batch FROM running AS r, unnest(fences, outcomes::jsonb[]) AS l (fence, o)
+         WHERE r.fence = l.fence AND r.batch IS NOT NULL AND r.stepped IS NOT TRUE
+           AND (r.cancel OR coalesce(o->>'kind', 'done') NOT IN ('retry', 'snooze', 'release'))
+        UNION
+        SELECT e->>'batch' FROM unnest(outcomes::jsonb[]) AS o, jsonb_array_elements(o->'emit') AS e WHERE e ? 'batch');
+END $$;
+
 -- End leases (T4-T7, T10, T12); gives the numbers, from 1, of those that were no longer live.
 -- An outcome that is NULL, or no outcomes at all, means: done, and nothing to keep.
 CREATE FUNCTION settle_all(t terms, fences bigint[], ids text[], outcomes text[]) RETURNS integer[]
@@ -804,6 +835,9 @@ BEGIN
     IF cardinality(ended) = cardinality(fences) THEN
         RETURN lost;
     END IF;
+    IF cardinality(fences) > 1 THEN
+        PERFORM FROM running WHERE fence = ANY (fences) ORDER BY fence FOR UPDATE;
+    END IF;
     -- The common end in one statement: done, nothing to keep, nobody to tell.
     WITH gone AS (
         DELETE FROM running AS r USING unnest(fences, ids, outcomes) WITH ORDINALITY AS l (fence, id, outcome, n)
@@ -816,6 +850,7 @@ BEGIN
     IF cardinality(ended) = cardinality(fences) THEN
         RETURN lost;
     END IF;
+    PERFORM lock_batches(stepped_by(fences, outcomes));
     FOR n IN 1..cardinality(fences) LOOP
         CONTINUE WHEN n = ANY (ended);
         SELECT * INTO j FROM running WHERE fence = fences[n] AND id = ids[n] FOR UPDATE;
@@ -1182,6 +1217,7 @@ BEGIN
     ELSE
         jobs := described(t.now_us, ids, tasks, queues, priorities, max_crashes, bodies, facts->'each');
         IF (facts->'alike')::boolean THEN
+            PERFORM lock_batches(ARRAY(SELECT DISTINCT j.batch FROM unnest(jobs) AS j WHERE j.batch IS NOT NULL));
             FOR i IN 1..cardinality(jobs) LOOP
                 there := add_job(t, jobs[i], false);
                 IF there IS NOT NULL THEN
@@ -1260,7 +1296,7 @@ BEGIN
     RETURN QUERY SELECT place, now_us + span_us, false FROM renew_members(now_us, fences, ids, now_us + span_us) AS place;
     RETURN QUERY
         UPDATE running AS r SET until_us = now_us + span_us
-          FROM unnest(fences, ids) WITH ORDINALITY AS l (fence, id, place)
+          FROM (SELECT * FROM unnest(fences, ids) WITH ORDINALITY AS l (fence, id, place) ORDER BY l.fence) AS l
          WHERE r.fence = l.fence AND r.id = l.id AND r.until_us > now_us
         RETURNING l.place::integer, r.until_us, coalesce(r.cancel, false);
 END $$;
@@ -1272,7 +1308,7 @@ DECLARE
     lines text[];
 BEGIN
     PERFORM break_out_leases(array_agg((n->>'fence')::bigint), array_agg(n->>'id')) FROM jsonb_array_elements(notes) AS n;
-    FOR d IN SELECT jsonb_array_elements(notes) LOOP
+    FOR d IN SELECT n FROM jsonb_array_elements(notes) WITH ORDINALITY AS a (n, i) ORDER BY (n->>'fence')::bigint, i LOOP
         SELECT coalesce(log, '{}') || ARRAY(SELECT jsonb_array_elements_text(d->'lines')) INTO lines
           FROM running WHERE fence = (d->>'fence')::bigint AND id = d->>'id' FOR UPDATE;
         CONTINUE WHEN NOT FOUND;
@@ -1302,6 +1338,7 @@ BEGIN
         END IF;
         promoted := promoted + moved;
     END LOOP;
+    PERFORM lock_ending(t);
     reaped := reap(t, most);
     expired := expire_some(t, most);
     removed := forget_jobs(t, most, dead_max);
@@ -1325,6 +1362,21 @@ BEGIN
         (SELECT min(s.next_us) FROM schedule s WHERE NOT s.paused AND s.next_us > t.now_us));
     schedules_due := EXISTS (SELECT FROM schedule s WHERE NOT s.paused AND s.next_us <= t.now_us);
     RETURN NEXT;
+END $$;
+
+-- Lock the batches of jobs that a sweep may end.
+CREATE FUNCTION lock_ending(t terms) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    names text[] := ARRAY(
+        SELECT batch FROM running
+         WHERE until_us <= t.now_us AND batch IS NOT NULL AND (cancel OR crashes + 1 >= max_crashes)
+        UNION
+        SELECT batch FROM waiting WHERE expires_us <= t.now_us AND batch IS NOT NULL);
+BEGIN
+    IF cardinality(names) > 1 THEN
+        PERFORM FROM migration WHERE number = 1 FOR UPDATE;  -- which reap() takes as well
+        PERFORM lock_batches(names);
+    END IF;
 END $$;
 
 -- Forget what is past its keeping, and the oldest of shelves that hold more dead jobs than they may.
@@ -1370,6 +1422,11 @@ DECLARE
     t terms := (moment(at), dead_us, cancelled_us);
     j job;
 BEGIN
+    IF cardinality(ids) > 1 THEN
+        PERFORM FROM chunk WHERE chunk.ids && cancel.ids ORDER BY number FOR UPDATE;
+        PERFORM FROM running WHERE id = ANY (ids) ORDER BY fence FOR UPDATE;
+        PERFORM lock_batches(ARRAY(SELECT DISTINCT batch FROM waiting WHERE id = ANY (ids) AND batch IS NOT NULL));
+    END IF;
     FOR n IN 1..cardinality(ids) LOOP
         FOR turn IN 1..2 LOOP  -- while we looked it may have moved to where we had looked before
             j := unplace(ids[n]);
