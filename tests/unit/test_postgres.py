@@ -32,7 +32,7 @@ from skep.errors import (
     SchemaTooNew,
     SkepError,
 )
-from skep.job import Done, Lease, new_id
+from skep.job import Done, Lease, Retry, new_id
 from skep.testing.clock import FakeClock
 from skep.testing.make import HOLDER, SPAN, a_job
 from skep.testing.servers import PostgresServer, postgres
@@ -774,3 +774,22 @@ async def test_many_unique_keys_that_are_held_are_refused_one_for_one(engine: Po
         for n in range(500)
     ]
     assert (await engine.queues())["default"].total == 750
+
+
+@pytest.mark.parametrize("more", [0, 20], ids=["few", "many"])
+async def test_an_id_that_an_old_snapshot_shows_in_line_is_taken(
+    engine: PostgresBroker, connection: asyncpg.Connection, schema: str, more: int
+) -> None:
+    """I1, I8: it was leased meanwhile; put a second time, it could never leave its run again."""
+    job = a_job()
+    await engine.put([job])
+    async with connection.transaction(isolation="repeatable_read"):
+        assert await connection.fetchval(f'SELECT count(*) FROM "{schema}".ready') == 1
+        [lease] = await take(engine)
+
+        receipts = await engine.put_in(connection, [job, *(a_job() for _ in range(more))])
+
+    assert receipts[0] == Receipt(job.id, created=False)
+    assert all(receipt.created for receipt in receipts[1:])
+    assert await engine.settle([(lease, Retry(delay=timedelta(0)))]) == []
+    assert len(await take(engine)) == 1 + more

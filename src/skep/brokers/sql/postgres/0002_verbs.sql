@@ -351,6 +351,11 @@ BEGIN
            AND (gone IS NULL OR get_bit(gone, m.n::integer - 1) = 0)) AS taken);
 END $$;
 
+-- Whether each statement sees what was committed before it.  In a caller's transaction it may not.
+CREATE FUNCTION always_looks_anew() RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
+$$;
+
 -- Make entries for ids in the index of `ready`, without jobs, so that whoever else puts one of them waits until we have
 -- committed; gives those that are taken, here or elsewhere.
 CREATE FUNCTION enter(ids text[], now_us bigint) RETURNS text[] LANGUAGE plpgsql AS $$
@@ -363,7 +368,10 @@ BEGIN
         ON CONFLICT (id) DO NOTHING RETURNING ctid, id)
     SELECT array_agg(ctid), array_agg(id) INTO entries, entered FROM entry;
     DELETE FROM ready WHERE ctid = ANY (entries);
-    IF cardinality(entered) = cardinality(ids) THEN
+    IF NOT always_looks_anew() THEN
+        RETURN used_elsewhere(ids, now_us) || ARRAY(SELECT unnest(ids) EXCEPT SELECT unnest(entered))
+            || ARRAY(SELECT id FROM ready WHERE id = ANY (ids));  -- as it was, before somebody took it from there
+    ELSIF cardinality(entered) = cardinality(ids) THEN
         RETURN used_elsewhere(ids, now_us);
     END IF;
     RETURN used_elsewhere(ids, now_us) || ARRAY(SELECT unnest(ids) EXCEPT SELECT unnest(entered));

@@ -32,7 +32,12 @@ LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 DECLARE
     c jsonb := call::jsonb;
     d jsonb := c->'drafts';
+    facts jsonb := nullif(c->'facts', 'null');
 BEGIN
+    IF NOT always_looks_anew() THEN  -- then ids are looked for one by one, since places may be out of date
+        facts := jsonb_build_object('alike', true, 'each', coalesce(
+            facts->'each', (SELECT jsonb_agg('{}'::jsonb) FROM jsonb_array_elements(d)), '[]'));
+    END IF;
     IF NOT EXISTS (SELECT FROM installation WHERE id = c->>'installation') THEN
         RAISE EXCEPTION USING errcode = 'SK004', message = 'another installation of skep', detail = current_database();
     END IF;
@@ -47,7 +52,7 @@ BEGIN
         ARRAY(SELECT (j->>'priority')::smallint FROM jsonb_array_elements(d) AS j),
         ARRAY(SELECT (j->>'max_crashes')::smallint FROM jsonb_array_elements(d) AS j),
         ARRAY(SELECT decode(j->>'body', 'base64') FROM jsonb_array_elements(d) AS j),
-        nullif(c->'facts', 'null'), c->>'token', nullif(c->'batch', 'null'), (c->>'seal')::boolean,
+        facts, c->>'token', nullif(c->'batch', 'null'), (c->>'seal')::boolean,
         (c->>'dead_us')::bigint, (c->>'cancelled_us')::bigint) AS p;
 END $$;
 
