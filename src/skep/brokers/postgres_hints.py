@@ -1,7 +1,7 @@
 """LISTEN and NOTIFY, as a wake-up only: nothing is lost where no notification arrives, it only starts later.
 
-Commits with a notification wait for one another.  So there are no more than a hundred in a second, however
-much is put: a put that comes alone brings its own, and of many together a statement after them tells.
+Commits with a notification wait for one another.  So there are no more than two hundred in a second, however
+much is put: a put that comes alone brings its own; of many together a statement after them tells.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from skep.job import new_id
 
 log = logging.getLogger("skep.postgres")
 
-NEWS_EVERY = 0.01  # seconds between two notifications of one engine, on the average
+NEWS_EVERY = 0.005  # seconds between two notifications of one engine, on the average
 AT_ONCE = 10  # so many may follow one another without a pause
 SOON = 5.0  # seconds: of what is due later than that those who sweep know in time
 LISTEN_AGAIN = 1.0
