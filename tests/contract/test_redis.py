@@ -15,12 +15,12 @@ from skep.testing.contract import BrokerContract, OpenEngine
 class TestValkey(BrokerContract):
     @pytest.fixture
     def open_engine(self, clock: FakeClock, retention: Retention, valkey_url: str, prefix: str) -> OpenEngine:
-        target = target_of(Address(valkey_url))
+        target = target_of(Address(f"{valkey_url}?connect_within=30s"))
         return lambda: RedisBroker(target, prefix=prefix, clock=clock, retention=retention)
 
 
 class TestRedis(BrokerContract):
     @pytest.fixture
     def open_engine(self, clock: FakeClock, retention: Retention, redis_url: str, prefix: str) -> OpenEngine:
-        target = target_of(Address(redis_url))
+        target = target_of(Address(f"{redis_url}?connect_within=30s"))
         return lambda: RedisBroker(target, prefix=prefix, clock=clock, retention=retention)
