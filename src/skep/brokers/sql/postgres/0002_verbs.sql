@@ -829,6 +829,51 @@ BEGIN
         SELECT e->>'batch' FROM unnest(outcomes::jsonb[]) AS o, jsonb_array_elements(o->'emit') AS e WHERE e ? 'batch');
 END $$;
 
+-- Members of batches that are done and leave no result: each batch steps once for all of them.  Gives their numbers.
+--
+-- Only where all that is still to be settled ends so: otherwise what follows from one could depend on the order.
+CREATE FUNCTION end_members(t terms, fences bigint[], ids text[], outcomes text[], ended integer[]) RETURNS integer[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    rest integer[] := ARRAY(SELECT n FROM generate_subscripts(fences, 1) AS n WHERE n <> ALL (ended));
+    gone integer[];
+    finished text[];
+    b batch;
+    of_batch text;
+BEGIN
+    IF EXISTS (SELECT FROM unnest(rest) AS n WHERE outcomes[n] IS NOT NULL)
+       OR EXISTS (SELECT FROM unnest(rest) AS n JOIN running AS r ON r.fence = fences[n]
+                   WHERE r.batch IS NULL OR r.unique_key IS NOT NULL) THEN
+        RETURN '{}';
+    END IF;
+    WITH over AS (
+        DELETE FROM running AS r USING (SELECT min(n) AS n FROM unnest(rest) AS n GROUP BY fences[n], ids[n]) AS firsts
+         WHERE r.fence = fences[firsts.n] AND r.id = ids[firsts.n]
+        RETURNING firsts.n, r.queue, r.id, r.chosen, r.batch, r.member, r.stepped),
+    counted AS (
+        INSERT INTO tally SELECT queue, 0, count(*) FROM over GROUP BY queue),
+    remembered AS (
+        INSERT INTO known SELECT id, t.now_us + 86400000000 FROM over WHERE chosen
+        ON CONFLICT (id) DO UPDATE SET until_us = excluded.until_us),
+    stepping AS (
+        SELECT over.* FROM over JOIN batch ON batch.id = over.batch WHERE over.stepped IS NOT TRUE),
+    listed AS (
+        INSERT INTO member SELECT batch, member, id, 'done' FROM stepping
+        ON CONFLICT (batch, member, id) DO UPDATE SET state = excluded.state, result = NULL, reason = NULL),
+    counts AS (
+        SELECT batch, count(*) AS n, max(n) AS last FROM stepping GROUP BY batch),
+    stepped AS (
+        UPDATE batch AS its SET live = live - counts.n, done = done + counts.n FROM counts WHERE its.id = counts.batch
+        RETURNING its.id, its.sealed AND its.live = 0 AS is_last, counts.last)
+    SELECT (SELECT array_agg(n) FROM over),
+           (SELECT array_agg(id ORDER BY last) FROM stepped WHERE is_last) INTO gone, finished;
+    FOREACH of_batch IN ARRAY coalesce(finished, '{}') LOOP
+        SELECT * INTO b FROM batch WHERE id = of_batch;
+        PERFORM finish_batch(t, b);
+    END LOOP;
+    RETURN coalesce(gone, '{}');
+END $$;
+
 -- End leases (T4-T7, T10, T12); gives the numbers, from 1, of those that were no longer live.
 -- An outcome that is NULL, or no outcomes at all, means: done, and nothing to keep.
 CREATE FUNCTION settle_all(t terms, fences bigint[], ids text[], outcomes text[]) RETURNS integer[]
@@ -859,6 +904,7 @@ BEGIN
         RETURN lost;
     END IF;
     PERFORM lock_batches(stepped_by(fences, outcomes));
+    ended := ended || end_members(t, fences, ids, outcomes, ended);
     FOR n IN 1..cardinality(fences) LOOP
         CONTINUE WHEN n = ANY (ended);
         SELECT * INTO j FROM running WHERE fence = fences[n] AND id = ids[n] FOR UPDATE;
