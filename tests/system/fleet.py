@@ -95,17 +95,19 @@ class Killer:
         """Until it is so; returns how long that took."""
 
         def look() -> bool:
-            if time.monotonic() >= self._next:
-                self._kill_one()
+            if time.monotonic() >= self._next and self._kill_one():
                 self._next = time.monotonic() + self._every
             return condition()
 
         return wait_for(look, seconds)
 
-    def _kill_one(self) -> None:
-        if pids := self._pids():
-            os.kill(self._random.choice(pids), signal.SIGKILL)
-            self.kills += 1
+    def _kill_one(self) -> bool:
+        """False if there is none yet: then the first that comes is killed."""
+        if not (pids := self._pids()):
+            return False
+        os.kill(self._random.choice(pids), signal.SIGKILL)
+        self.kills += 1
+        return True
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 30) -> float:

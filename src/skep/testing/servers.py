@@ -98,9 +98,15 @@ class PostgresServer:
         return True
 
     def kill(self) -> None:
-        """As kill -9 does; those that serve its clients end as soon as they notice."""
+        """All of it at once, as when the power fails: those that serve clients would go on for a moment."""
         assert self._process is not None
-        os.killpg(self._process.pid, signal.SIGKILL)
+        pid = self._process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children")
+        serving = children.read_text().split() if children.exists() else []
+        os.killpg(pid, signal.SIGKILL)
+        for child in serving:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(child), signal.SIGKILL)
         self._process.wait()
 
     def standby(self, root: Path) -> PostgresServer:
