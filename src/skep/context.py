@@ -18,6 +18,7 @@ from skep.producer import Producer
 from skep.schedule import INSTANT_HEADER, SCHEDULE_HEADER
 from skep.signature import Provided, current
 from skep.task import Call, Task
+from skep.transaction import Transaction
 
 P = ParamSpec("P")
 
@@ -41,7 +42,17 @@ class Job(Provided):
     ones, to make writes of a run that lost its lease harmless.
     """
 
-    __slots__ = ("_always", "_emissions", "_listener", "_turn", "app", "envelope", "gathered", "lease")
+    __slots__ = (
+        "_always",
+        "_emissions",
+        "_listener",
+        "_turn",
+        "app",
+        "envelope",
+        "gathered",
+        "lease",
+        "transaction",
+    )
 
     def __init__(
         self, app: Producer, lease: Lease, envelope: vocabulary.Job, listener: Listener | None = None
@@ -54,6 +65,7 @@ class Job(Provided):
         self._turn: vocabulary.Job | None = None
         self._always = False
         self.gathered: Raw | None = None  # arguments that are not in the envelope: results of a fan-out
+        self.transaction: Transaction | None = None  # in which it runs and ends, if its task asks for one
 
     @classmethod
     async def given(cls, job: Self) -> Self:

@@ -11,6 +11,7 @@ import inspect
 import operator
 import types
 import typing
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import cached_property
@@ -28,13 +29,15 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 _KEYWORD = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-class Provided:
+class Provided(ABC):
     """A parameter annotated with a subclass of this is given by the worker."""
 
+    __slots__ = ()
+
     @classmethod
+    @abstractmethod
     async def given(cls, job: Any) -> Self:
         """What the worker gives for it, while it prepares to run `job`."""
-        raise NotImplementedError
 
 
 # The job that is running here.  It stands this low so that whoever waits for a job can see it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from skep.signature import Provided
 
@@ -17,6 +17,11 @@ class Transaction(Provided):
     """
 
     __slots__ = ("connection",)
+
+    @classmethod
+    async def given(cls, job: Any) -> Self:
+        lent: Self = job.transaction  # the runner has begun it
+        return lent
 
     def __init__(self, connection: Any) -> None:
         """A test that calls the function itself makes one of its own connection."""

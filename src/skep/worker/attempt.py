@@ -9,7 +9,6 @@ from msgspec import Struct
 from skep.context import Job
 from skep.flow.course import Course
 from skep.task import Task
-from skep.transaction import Transaction
 from skep.worker.slots import Stop
 
 
@@ -21,7 +20,6 @@ class Attempt(Struct):
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     course: Course | None = None
-    transaction: Transaction | None = None
 
 
 class Ended(Struct):

@@ -9,20 +9,17 @@ from typing import Any
 
 from skep.context import Job
 from skep.signature import Depends, Signature
-from skep.transaction import Transaction
 
 
-async def provide(
-    signature: Signature, job: Job, stack: AsyncExitStack, transaction: Transaction | None = None
-) -> dict[str, Any]:
+async def provide(signature: Signature, job: Job, stack: AsyncExitStack) -> dict[str, Any]:
     """What the worker gives to a function: the job itself, and its dependencies in their order."""
     given: dict[str, Any] = {}
     for name, source in signature.provided.items():
         if isinstance(source, Depends):
-            kwargs = await provide(signature.providers[name], job, stack, transaction)
+            kwargs = await provide(signature.providers[name], job, stack)
             given[name] = await _make(source.provider, kwargs, stack)
         else:
-            given[name] = transaction if issubclass(source, Transaction) else await source.given(job)
+            given[name] = await source.given(job)
     return given
 
 

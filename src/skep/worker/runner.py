@@ -106,7 +106,7 @@ class Runner:
         settled = False
         try:
             async with self._lender(attempt.task).transaction() as lent:
-                attempt.transaction = Transaction(lent.connection)
+                attempt.job.transaction = Transaction(lent.connection)
                 ended = await self._perform(attempt, slot)
                 outcome = self._judge.judge(attempt, ended)
                 if isinstance(outcome, Done):
@@ -236,7 +236,7 @@ class Runner:
         if not task.signature.provided:
             return await self._call_here(task, attempt.args, attempt.kwargs, slot)
         async with AsyncExitStack() as stack:
-            provided = await provide(task.signature, attempt.job, stack, attempt.transaction)
+            provided = await provide(task.signature, attempt.job, stack)
             return await self._call_here(task, attempt.args, {**attempt.kwargs, **provided}, slot)
 
     async def _call_here(
