@@ -88,25 +88,39 @@ def _answer(future: asyncio.Future[Receipt], answer: Receipt | BaseException) ->
         future.set_result(answer)
 
 
-async def _put_over_a_wire(engine: Engine, jobs: list[Job]) -> list[Receipt]:
-    """Put with a token, and again with the same one where the answer was lost: that makes no second job."""
-    token = new_id()
+async def surely(call: Callable[[], Awaitable[T]]) -> T:
+    """Make a call that may be repeated, again and again while its answer is lost.
+
+    `OutcomeUnknown` if it stays so, also where the engine was away in the end: the first call may have come
+    through.
+    """
     unknown: OutcomeUnknown | None = None
     for pause in (*REPEAT_AFTER, None):
         try:
-            receipts = await engine.put(jobs, token=token)
+            return await call()
         except OutcomeUnknown as error:
             unknown = error
         except EngineUnavailable as error:
             if unknown is None:  # and nothing was changed
                 raise
             unknown.__context__ = error
-        else:
-            return receipts if unknown is None else _first_receipts(jobs, receipts)
         if pause is not None:
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
     assert unknown is not None
     raise unknown
+
+
+async def _put_over_a_wire(engine: Engine, jobs: list[Job]) -> list[Receipt]:
+    """Put with a token, and again with the same one where the answer was lost: that makes no second job."""
+    token, calls = new_id(), 0
+
+    async def put() -> list[Receipt]:
+        nonlocal calls
+        calls += 1
+        return await engine.put(jobs, token=token)
+
+    receipts = await surely(put)
+    return receipts if calls == 1 else _first_receipts(jobs, receipts)
 
 
 def _first_receipts(jobs: list[Job], receipts: list[Receipt]) -> list[Receipt]:
@@ -118,16 +132,6 @@ def _first_receipts(jobs: list[Job], receipts: list[Receipt]) -> list[Receipt]:
         Receipt(receipt.id, receipt.created or (receipt.id == job.id and not job.chosen))
         for job, receipt in zip(jobs, receipts, strict=True)
     ]
-
-
-async def surely(call: Callable[[], Awaitable[T]]) -> T:
-    """Repeat a call that may be repeated when its answer is lost."""
-    for pause in REPEAT_AFTER:
-        try:
-            return await call()
-        except OutcomeUnknown:
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-    return await call()
 
 
 class Background:
