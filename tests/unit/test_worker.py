@@ -1213,6 +1213,33 @@ async def test_the_worker_outlives_an_engine_that_is_away(
     assert done == [1]
 
 
+async def test_a_worker_that_waits_for_its_engine_stops_without_waiting_longer(
+    app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F13: the engine is back, and what is left is delivered at once and not after the pause."""
+    monkeypatch.setattr("skep.worker.pump.FIRST_BACKOFF", 3600.0)
+    engine = await app.ready()
+    real, away = engine.settle, True
+
+    async def flaky(outcomes: Any) -> Any:
+        if away:
+            raise EngineUnavailable("down for maintenance")
+        return await real(outcomes)
+
+    monkeypatch.setattr(engine, "settle", flaky)
+    monkeypatch.setattr(engine, "exchange", lambda outcomes, *_, **__: flaky(outcomes))
+
+    @app.task(on_success=archive)
+    async def quick() -> None: ...
+
+    handle = await quick.aenqueue()
+    with caplog.at_level(logging.WARNING, "skep.worker"):
+        async with asyncio.timeout(10), working(app):
+            await until(lambda: "the engine is away" in caplog.text)
+            away = False
+    await until_state(app, handle.id, State.DONE)
+
+
 async def test_an_outcome_that_cannot_be_stored_buries_its_job_and_no_other(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:

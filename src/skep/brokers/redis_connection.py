@@ -299,9 +299,9 @@ async def connect(
                 _, connection = await loop.create_connection(make, *place, ssl=tls)
             replies = [connection.send(pack(*command)) for command in greeting]
             return connection, [await reply for reply in replies]
-    except BaseException:
+    except BaseException as error:
         if connection is not None:
             connection.abort("it was given up while connecting")
-            if isinstance(connection.last_words, ServerError):
+            if isinstance(connection.last_words, ServerError) and isinstance(error, Exception):
                 raise connection.last_words from None
         raise

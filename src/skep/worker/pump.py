@@ -25,7 +25,7 @@ log = logging.getLogger("skep.worker")
 LINGER = 0.001  # seconds in which outcomes gather while there is other work to do
 ENOUGH = 100  # outcomes that do not wait for more
 SWEEP_EVERY = 1.0
-FIRST_BACKOFF, LAST_BACKOFF = 0.1, 10.0
+FIRST_BACKOFF, LAST_BACKOFF = 0.1, 3.0
 
 
 class Telling:
@@ -62,7 +62,7 @@ class Pump:
         self._notes: dict[Identity, Telling] = {}
         self._wake = asyncio.Event()
         self._leasing = True
-        self._finishing = False
+        self._finishing = asyncio.Event()
         self._budget = 1 if settings.mode is Mode.ONCE else None
         self._name = new_id()  # among those who sweep
         self._next_sweep = 0.0
@@ -116,13 +116,13 @@ class Pump:
 
     def finish(self) -> None:
         """Return from `run` when everything is settled."""
-        self._finishing = True
+        self._finishing.set()
         self._wake.set()
 
     # --- the loop ------------------------------------------------------------------------
 
     async def run(self) -> None:
-        while not (self._finishing and not self._done and not self._notes):
+        while self.unsettled or not self._finishing.is_set():
             try:
                 await self._turn()
                 self._backoff = FIRST_BACKOFF
@@ -271,7 +271,7 @@ class Pump:
 
     async def _rest(self) -> None:
         """Until there is something to do.  Outcomes gather a little while there is other work."""
-        if self._finishing:
+        if self._finishing.is_set():
             await asyncio.sleep(0)
             return
         if self._done:
@@ -311,7 +311,11 @@ class Pump:
             self._next_sweep = min(self._next_sweep, self._clock())  # it may have been put for later
 
     async def _wait_for_the_engine(self, error: EngineError) -> None:
-        pause = self._backoff * random.uniform(0.5, 1.5)
+        """Ever longer; who is to finish has only its grace period, and tries at once, then quickly."""
+        hurried = self._finishing.is_set()
+        pause = (FIRST_BACKOFF if hurried else self._backoff) * random.uniform(0.5, 1.5)
         log.warning("the engine is away, trying again in %.1f s: %s", pause, error)
         self._backoff = min(self._backoff * 2, LAST_BACKOFF)
-        await asyncio.sleep(pause)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await (asyncio.sleep(pause) if hurried else self._finishing.wait())
