@@ -17,6 +17,7 @@ from skep.errors import EngineError, EngineUnavailable, OutcomeUnknown
 from skep.testing.redis_servers import Cluster, RedisServer, Sentinels, redis_cluster, redis_sentinels
 
 ADD = Script("add", b"return redis.call('RPUSH', KEYS[1], ARGV[1])")
+ONCE = Script("once", b"return redis.call('SETNX', KEYS[1], ARGV[1])")
 SOON = 30.0
 
 
@@ -121,6 +122,25 @@ async def test_copies_that_are_waited_for_are_confirmed_or_the_outcome_is_unknow
         finally:
             replica.thaw()
         await until(lambda: is_confirmed(link, key))
+
+
+async def test_a_repeated_call_that_finds_its_work_done_waits_for_the_copies_of_that_work(
+    sentinels: Sentinels, prefix: str
+) -> None:
+    """F24: it writes nothing itself, and on a new connection WAIT would be content with any replica."""
+    _, replica = master_and_replica(sentinels)
+    async with link_to(sentinels.url, copies=1, copied_within="300ms") as link:
+        await until(lambda: is_confirmed(link, f"{prefix}:list".encode()))
+        replica.freeze()
+        try:
+            for _ in range(2):
+                with pytest.raises(OutcomeUnknown, match="0 of 1 replicas"):
+                    await link.call(ONCE, [prefix.encode()], ["job"])
+        finally:
+            replica.thaw()
+        await until(lambda: is_confirmed(link, f"{prefix}:list".encode()))
+        assert await link.call(ONCE, [prefix.encode()], ["job"]) == 0
+        assert replica.ask("GET", prefix) == "job"
 
 
 async def is_confirmed(link: RedisLink, key: bytes) -> bool:

@@ -78,7 +78,7 @@ class ClusterLanes:
         place = await self._place_of(slot)
         for _ in range(TURNS):
             try:
-                reply = await self._lane(place).ask(packed, reads=reads)
+                reply = await self._lane(place).ask(packed, key, reads=reads)
             except OutcomeUnknown:
                 self._relearn()
                 raise
@@ -94,7 +94,7 @@ class ClusterLanes:
             elif reply.code == "ASK":
                 _, place = redirected(reply, place)
                 # A key on its way to another master is there for whoever says so, in the same breath.
-                return await self._lane(place).ask(packed, reads=reads, before=_ASKING)
+                return await self._lane(place).ask(packed, key, reads=reads, before=_ASKING)
             elif reply.code == "TRYAGAIN":
                 await asyncio.sleep(TRY_AGAIN * _chance.uniform(0.5, 1.5))
             elif reply.code == "READONLY":
@@ -116,7 +116,7 @@ class ClusterLanes:
 
     async def _ask_masters(self, packed: bytes) -> list[Any]:
         masters = self._masters()
-        return await asyncio.gather(*(self._lane(place).ask(packed, reads=True) for place in masters))
+        return await asyncio.gather(*(self._lane(place).ask(packed, b"", reads=True) for place in masters))
 
     async def dial(self, key: bytes, *, heard: Callable[[bytes], None] | None = None) -> Connection:
         place = await self._place_of(slot_of(key))
@@ -209,7 +209,7 @@ class ClusterLanes:
         raise EngineUnavailable(f"{self._dialler.target.shown}: nobody knows the cluster: {'; '.join(told)}")
 
     async def _map_of(self, place: Place) -> dict[int, Place]:
-        reply = await self._lane(place).ask(_ASK_FOR_MAP, reads=True)
+        reply = await self._lane(place).ask(_ASK_FOR_MAP, b"", reads=True)
         if type(reply) is ServerError:
             raise explained(reply, self._dialler.target.shown)
         if not reply:

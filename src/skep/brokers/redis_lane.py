@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from skep.brokers.redis_connection import Connection, Part, connect
+from skep.brokers.redis_connection import Connection, Future, Part, connect, pack
 from skep.brokers.redis_errors import AnswerLost, NotSent, ServerError, explained, said
 from skep.brokers.redis_target import Layout, Login, Place, Target
 from skep.errors import EngineError, EngineUnavailable, OutcomeUnknown
@@ -21,6 +21,11 @@ LOST = (OSError, TimeoutError, AnswerLost, NotSent)
 FIRST_PAUSE = 0.02  # seconds before a broken connection is made anew; doubled each time, and jittered
 LAST_PAUSE = 1.0
 _NAME = ("CLIENT", "SETNAME", "skep")
+
+# WAIT is about what its own connection has written.  A call that is repeated on a new one, and finds its work
+# done already, writes nothing: any replica would do, also one that has nothing of it.  So each call whose
+# copies count writes this as well.  (Taking something away first makes room where memory is full.)
+_MARK = b"redis.call('UNLINK', KEYS[1]) redis.call('SET', KEYS[1], '', 'PX', 1000)"
 
 
 class Credentials(Protocol):
@@ -124,8 +129,12 @@ class Lane:
     def idle(self) -> bool:
         return self._attempt is None and (self._connection is None or self._connection.idle)
 
-    async def ask(self, packed: bytes, *, reads: bool = False, before: bytes | None = None) -> Any:
+    async def ask(
+        self, packed: bytes, key: bytes, *, reads: bool = False, before: bytes | None = None
+    ) -> Any:
         """The reply, which may be a `ServerError`.  What is to be sent `before`, in one breath, has no say.
+
+        The key is one of those that are written to, or is where they all begin.
 
         `EngineUnavailable`: it was never sent.  `OutcomeUnknown`: it was, and the answer is lost; what only
         reads is asked once more first.
@@ -140,13 +149,12 @@ class Lane:
             try:
                 if connection.crowded:
                     await connection.room()
-                if before is not None:
-                    connection.send(before)
-                reply = connection.send(packed)
+                reply = _send(connection, packed, before)
                 if not copies:
                     answer = await reply
                 else:
-                    answer = await _confirmed(connection, reply, copies, target)
+                    mark = _send(connection, pack("EVAL", _MARK, 1, key + b"copied"), before)
+                    answer = await _confirmed(connection, reply, mark, target)
             except NotSent as error:
                 if connection.alive:
                     raise EngineUnavailable(
@@ -210,18 +218,26 @@ class Lane:
             await self._connection.close()
 
 
-async def _confirmed(connection: Connection, reply: asyncio.Future[Any], copies: int, target: Target) -> Any:
-    """The reply, once enough replicas have what it tells of."""
+def _send(connection: Connection, packed: bytes, before: bytes | None) -> Future:
+    if before is not None:
+        connection.send(before)
+    return connection.send(packed)
+
+
+async def _confirmed(connection: Connection, reply: Future, mark: Future, target: Target) -> Any:
+    """The reply, once enough replicas have the mark behind it, and so all that it tells of."""
+    copies = target.copies
     question = connection.copied(copies, target.copied_within)
     answer = await reply
     if type(answer) is ServerError:
         return answer
     try:
-        found = await asyncio.shield(question)
+        marked, found = await mark, await asyncio.shield(question)
     except NotSent as error:
         raise AnswerLost(str(error)) from error
-    if type(found) is ServerError:
-        raise OutcomeUnknown(f"{target.shown}: it is not known whether a replica has it: {found}")
+    for told in (marked, found):
+        if type(told) is ServerError:
+            raise OutcomeUnknown(f"{target.shown}: it is not known whether a replica has it: {told}")
     if found < copies:
         if target.layout is not Layout.SINGLE:
             # It may have come back as a master that nobody follows any more: ask anew who the master is.
@@ -268,11 +284,11 @@ class OneLane:
     async def connect(self) -> None:
         await self._lane.connect()
 
-    async def ask(self, packed: bytes, key: bytes, *, reads: bool) -> Any:  # noqa: ARG002
-        return await self._lane.ask(packed, reads=reads)
+    async def ask(self, packed: bytes, key: bytes, *, reads: bool) -> Any:
+        return await self._lane.ask(packed, key, reads=reads)
 
     async def everywhere(self, packed: bytes) -> list[Any]:
-        return [await self._lane.ask(packed, reads=True)]
+        return [await self._lane.ask(packed, b"", reads=True)]
 
     async def dial(self, key: bytes, *, heard: Callable[[bytes], None] | None = None) -> Connection:  # noqa: ARG002
         return await self._dialler.dial(await self._find(), heard=heard)
