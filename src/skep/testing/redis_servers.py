@@ -182,7 +182,7 @@ class RedisServer:
 
 
 class Sentinels:
-    """A master, its replica, and three sentinels that need a second to notice that it is gone."""
+    """A master, its replica, and three sentinels that need some seconds to notice that it is gone."""
 
     def __init__(self, folder: Path, kind: str = "valkey", *, durable: bool = False) -> None:
         self.master = RedisServer(folder / "master", kind, durable=durable)
@@ -194,7 +194,7 @@ class Sentinels:
         )
         watched = (
             f"sentinel monitor {MASTER} 127.0.0.1 {self.master.port} 2\n"
-            f"sentinel down-after-milliseconds {MASTER} 800\n"
+            f"sentinel down-after-milliseconds {MASTER} 1500\n"
             f"sentinel failover-timeout {MASTER} 3000\n"
         )
         self.sentinels = [RedisServer(folder / f"sentinel{n}", kind, sentinel=watched) for n in range(3)]
@@ -210,16 +210,18 @@ class Sentinels:
         for sentinel in self.sentinels:
             sentinel.start()
         _until(self._know_one_another, "the sentinels know the replica and one another")
+        if self.master.info("replication")["role"] != "master":  # it was too slow for them
+            self.master, self.replica = self.replica, self.master
 
     def stop(self) -> None:
         for server in (*self.sentinels, self.replica, self.master):
             server.kill()
 
     def _know_one_another(self) -> bool:
-        return all(
-            f"name={MASTER},status=ok,address=127.0.0.1:{self.master.port},slaves=1,sentinels=3"
-            in sentinel.ask("INFO", "sentinel")
-            for sentinel in self.sentinels
+        told = {sentinel.info("sentinel")["master0"] for sentinel in self.sentinels}
+        one = told.pop()
+        return (
+            not told and one.startswith(f"name={MASTER},status=ok,") and one.endswith("slaves=1,sentinels=3")
         )
 
 
