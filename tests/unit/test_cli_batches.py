@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,6 +49,19 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(tmp_path)
     yield bench
     bench.app.close()
+
+
+def test_batches_are_counted_by_state_and_tell_how_long_they_took(bench: Bench) -> None:
+    """S3.22."""
+    bench.app.batch(bench.work.many([1])).enqueue()
+    bench.app.batch(bench.work.many([-1])).enqueue()
+    bench.app.batch(bench.work.many([2])).enqueue()
+    bench.run()
+    bench.app.batch(bench.work.many([3])).enqueue()
+    assert "1 dead, 1 in-progress, 2 success" in bench("list")
+    spans = [json.loads(line)["took_s"] for line in bench("list", "--json").splitlines() if line[0] == "{"]
+    assert [span is not None for span in spans] == [True, True, True, False]
+    assert all(0 < span < 60 for span in spans[:3])
 
 
 def test_batches_are_listed_and_shown_with_a_bar(bench: Bench) -> None:

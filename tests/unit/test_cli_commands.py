@@ -225,6 +225,20 @@ def test_enqueueing_into_memory_is_said_to_be_in_vain(shell: Shell) -> None:
 # --- queues ------------------------------------------------------------------------------
 
 
+def test_queues_are_listed_in_the_order_of_a_column(shell: Shell) -> None:
+    """S4.14."""
+    shell.put(*(a_job(queue=queue) for queue in "baacc"))
+
+    def listed(*order: str) -> list[str]:
+        return [each["queue"] for each in shell.json("queues", *order)]
+
+    assert listed() == ["a", "b", "c"]
+    assert listed("--sort", "-queue") == ["c", "b", "a"]
+    assert listed("--sort", "ready") == ["b", "a", "c"]
+    assert listed("--sort", "-ready") == ["a", "c", "b"]
+    assert "no column" in shell("queues", "--sort", "age", code=2).stderr
+
+
 def test_queues_are_listed_with_their_jobs_per_state(shell: Shell) -> None:
     shell.put(a_job(queue="mail"), a_job(queue="mail", delay_ms=60_000), a_job(queue="bulk"))
     shell("queues", "pause", "bulk")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections import Counter
+from datetime import datetime, timedelta
 from typing import Any
 
 import click
@@ -34,8 +35,10 @@ async def list_(session: Session, limit: int) -> int | None:
         session.out.note("no batch is there")
         return PROBLEMS
     now = await (await session.app.ready()).now()
-    columns = ["id", "state", ">total", ">done", ">dead", ">cancelled", ">left", ">age", "note"]
+    columns = ["id", "state", ">total", ">done", ">dead", ">cancelled", ">left", ">age", ">took", "note"]
     session.out.table(columns, [row_of(status, now) for status in found])
+    states = Counter(status.state.value for status in found)
+    session.out.note(", ".join(f"{count:,} {state}" for state, count in sorted(states.items())))
     if len(found) == limit:
         session.out.note(f"the first {limit}: --limit shows more")
     return None
@@ -138,8 +141,13 @@ async def listed_members(session: Session, batch_id: str) -> list[Member]:
 
 
 def facts_of(status: BatchStatus) -> dict[str, Any]:
-    facts = asdict(status)
-    return facts | {"state": status.state.value, "note": masked_text(status.note), "pending": status.pending}
+    took = took_of(status)
+    return asdict(status) | {
+        "state": status.state.value,
+        "note": masked_text(status.note),
+        "pending": status.pending,
+        "took_s": None if took is None else took.total_seconds(),
+    }
 
 
 def member_facts(member: Member) -> dict[str, Any]:
@@ -154,12 +162,18 @@ def member_facts(member: Member) -> dict[str, Any]:
 
 def row_of(status: BatchStatus, now: datetime) -> list[Cell]:
     numbers = (status.total, status.done, status.dead, status.cancelled, status.pending)
-    age = shown_span(now - status.created_at)
-    return [status.id, status.state.value, *numbers, age, masked_text(status.note)]
+    age, took = now - status.created_at, took_of(status)
+    spans = (shown_span(age), None if took is None else shown_span(took))
+    return [status.id, status.state.value, *numbers, *spans, masked_text(status.note)]
+
+
+def took_of(status: BatchStatus) -> timedelta | None:
+    """From its first member to the end of its last."""
+    return status.finished_at - status.created_at if status.finished_at else None
 
 
 def shown_facts(status: BatchStatus) -> dict[str, Cell]:
-    took = status.finished_at - status.created_at if status.finished_at else None
+    took = took_of(status)
     return {
         "id": status.id,
         "note": masked_text(status.note),

@@ -19,14 +19,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 STATES = ("ready", "scheduled", "held", "running", "done", "dead", "cancelled")
 
 
+def check_order(_: click.Context, __: click.Parameter, value: str) -> str:
+    if value.removeprefix("-") not in ("queue", *STATES):
+        raise click.BadParameter(
+            f"{value!r} is no column: one of queue, {', '.join(STATES)}; -{value} reverses"
+        )
+    return value
+
+
 @click.group(invoke_without_command=True)
 @click.option("--age", is_flag=True, help="Also how long the oldest ready job waits (one look per queue).")
+@click.option(
+    "--sort", "order", default="queue", callback=check_order, help="A column, or -COLUMN: greatest first."
+)
 @on_app
-async def queues(session: Session, age: bool) -> None:
+async def queues(session: Session, age: bool, order: str) -> None:
     """List queues with their jobs per state; pause, resume, block, unblock or drop them."""
     rules = await session.queues.arules()
     ruled = {rule.name: Counts() for rule in rules if rule.scope is Scope.QUEUE}
-    counts = dict(sorted({**ruled, **await session.queues.acounts()}.items()))
+    counts = in_order({**ruled, **await session.queues.acounts()}, order)
     ages = await oldest_of(session, counts) if age else {}
     if not counts:
         session.out.note("no queue has held a job yet")
@@ -39,6 +50,17 @@ async def queues(session: Session, age: bool) -> None:
         session.out.table(columns, rows)
     if others := [rule for rule in rules if rule.scope is not Scope.QUEUE]:
         session.out.table(["scope", "name", "rule"], [[r.scope.value, r.name, told(r)] for r in others])
+
+
+def in_order(counts: dict[str, Counts], order: str) -> dict[str, Counts]:
+    """By a column; those that are equal there by name."""
+    column = order.removeprefix("-")
+    by_name = sorted(counts.items())
+    if column != "queue":
+        by_name.sort(key=lambda pair: getattr(pair[1], column), reverse=order.startswith("-"))
+    elif order.startswith("-"):
+        by_name.reverse()
+    return dict(by_name)
 
 
 def row_of(name: str, count: Counts, rules: list[Rule], ages: dict[str, float] | None) -> list[str | int]:
