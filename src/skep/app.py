@@ -245,10 +245,9 @@ class App(Registry):
         return FlowRun(self, flow_id)
 
     def _check_report_is_there(self, plan: Plan) -> None:
-        """`on_failed` may still find it: as a rule, it is not called by the last member."""
         if plan.batch.linger_ms:
             return
-        for job in (plan.batch.on_finished, plan.batch.on_succeeded):
+        for job in (plan.batch.on_finished, plan.batch.on_succeeded, plan.batch.on_failed):
             task = None if job is None else self.tasks.get(job.task)
             if task is not None and BatchReport in task.signature.provided.values():
                 raise BadSetting(

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
 from datetime import datetime
 from itertools import chain, islice
-from typing import Any, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -37,6 +37,20 @@ class MakesJob(Protocol):
 
 Callback = MakesJob | Job
 Before = Callable[[], Awaitable[None]]
+
+
+class Said(TypedDict, total=False):
+    """What may be said of a nested batch, as of any other."""
+
+    callback: Callback | None
+    on_succeeded: Callback | None
+    on_failed: Callback | None
+    linger: Duration
+    open_for: Duration
+    delay: Duration | None
+    at: datetime | None
+    note: str
+    batch_id: str | None
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -191,6 +205,7 @@ class NewBatch:
         self._seal = seal
         self._before = before
         self._writer: AsyncBatchWriter | BatchWriter | None = None
+        self._is_put = False
 
     @property
     def id(self) -> str:
@@ -204,12 +219,15 @@ class NewBatch:
             await stream.put(first, seal=self._seal)
         else:
             await _stream_all(stream, chain(first, members), seal=self._seal)
+        self._is_put = True
         return BatchHandle(self._producer, self.id)
 
     def enqueue(self) -> BatchHandle:
         return self._producer.wait(self.aenqueue())
 
     def _stream(self) -> Stream:
+        if self._is_put or self._writer is not None:
+            raise BadSetting(f"batch {self.id} was put already: call app.batch(…) again for another one")
         return Stream(self._producer, self._plan, before=self._before)
 
     def __await__(self) -> Generator[Any, Any, BatchHandle]:
@@ -295,7 +313,7 @@ class AsyncBatchWriter:
         for job in calls:
             await self.add_job(job)
 
-    def batch(self, calls: Iterable[Job] = (), *, seal: bool = True, **said: Any) -> NewBatch:
+    def batch(self, calls: Iterable[Job] = (), *, seal: bool = True, **said: Unpack[Said]) -> NewBatch:
         """A batch inside this one, made like `app.batch(…)`: this one ends after it."""
         plan = plan_batch(**said, parent=self.id, member=self._stream.take_number())
         return NewBatch(self._producer, plan, calls, seal=seal, before=self.open)
@@ -360,7 +378,7 @@ class BatchWriter:
         for job in calls:
             self.add_job(job)
 
-    def batch(self, calls: Iterable[Job] = (), *, seal: bool = True, **said: Any) -> NewBatch:
+    def batch(self, calls: Iterable[Job] = (), *, seal: bool = True, **said: Unpack[Said]) -> NewBatch:
         """A batch inside this one, made like `app.batch(…)`: this one ends after it."""
         return self._writer.batch(calls, seal=seal, **said)
 
@@ -441,7 +459,7 @@ class BatchHandle:
         """Forget it with the members that wait; those that run finish; no callback.  False: unknown."""
         return await self._batches.adelete(self.id)
 
-    def batch(self, calls: Iterable[Job] = (), *, seal: bool = True, **said: Any) -> NewBatch:
+    def batch(self, calls: Iterable[Job] = (), *, seal: bool = True, **said: Unpack[Said]) -> NewBatch:
         """A batch inside this one, which must still be open."""
         return NewBatch(self._producer, plan_batch(**said, parent=self.id), calls, seal=seal)
 

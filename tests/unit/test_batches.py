@@ -225,6 +225,7 @@ async def test_what_is_wrong_with_a_batch_is_wrong_before_anything_is_stored(sho
         {"delay": "1s", "at": shop.app},
         {"batch_id": "a\0b"},
         {"linger": 0, "callback": shop.finished},
+        {"linger": 0, "on_failed": shop.finished},
     ]
     for wrong in wrongs:
         with pytest.raises((BadSetting, TypeError)):
@@ -259,6 +260,20 @@ def test_what_is_no_job_is_no_member_and_no_callback(shop: Shop) -> None:
     with pytest.raises(BadSetting, match="batch id"):
         shop.app.batch(batch_id="")
     shop.app.close()
+
+
+async def test_a_batch_that_was_put_is_not_put_again(shop: Shop) -> None:
+    """Its calls may be used up: the second one would be an empty batch with the name of the first."""
+    async with shop.app.test():
+        new = shop.app.batch(shop.square.many([1]))
+        await new
+        with pytest.raises(BadSetting, match="was put already"):
+            await new
+        filled = shop.app.batch()
+        async with filled as writer:
+            await writer.add(shop.square, 2)
+        with pytest.raises(BadSetting, match="was put already"):
+            await filled.aenqueue()
 
 
 def test_a_transaction_is_not_forgotten_on_the_way_to_a_batch(shop: Shop) -> None:
