@@ -1,4 +1,7 @@
-"""The Redis engine keeps the contract on three masters, also while their replicas take over from them."""
+"""The Redis engine keeps the contract on three masters, also while their replicas take over from them.
+
+S1.31, S4.25: whatever a script touches lives in one slot.
+"""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def is_running(pid: int) -> bool:
 async def test_poison_is_dead_after_three_crashes_and_no_neighbour_is(
     url: str, app: Registry, how: str
 ) -> None:
-    """F07, F08, S0.45: it kills the worker once, with everybody in it; after that only its own process."""
+    """F07, F08, S0.45, S4.4: it kills the worker once, with all who are in it; then only its own process."""
     neighbours = [await app.tasks["neighbour"].aenqueue(0.3) for _ in range(NEIGHBOURS)]
     poison = await app.tasks["bomb"].aenqueue(how)
     innocent = [await app.tasks["neighbour"].aenqueue(0.0) for _ in range(NEIGHBOURS)]

@@ -162,7 +162,7 @@ def ended(fleet: Fleet) -> int:
 async def test_killing_workers_and_the_server_loses_nothing_and_explains_every_second_run(
     fleet: Callable[[str], Fleet],
 ) -> None:
-    """F01, F11, I5, I8, L2, L3, S1.29: ten thousand jobs, AOF always, kill -9 of both."""
+    """F01, F11, I5, I8, L2, L3, S1.29, S4.24: ten thousand jobs, AOF always, kill -9 of both."""
     with redis(durable=True) as server:
         workers = fleet(server.url)
         async with engine_at(server.url) as engine:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -173,6 +174,35 @@ async def test_many_who_look_at_the_door_take_each_push_once(
         await each.close()
 
 
+async def test_lost_pushed_and_waiting_jobs_are_taken_once_by_thirty_two_who_race(
+    engine: RedisBroker, link: RedisLink, valkey_url: str, prefix: str
+) -> None:
+    """S4.2, S4.3: whatever way a job comes from."""
+    target = target_of(Address(valkey_url))
+    many = [await RedisBroker(target, prefix=f"{prefix}:").open() for _ in range(32)]
+    lost = [a_job(n) for n in range(40)]
+    await engine.put(lost)
+    assert len(await engine.lease({"default": 40}, span=timedelta(0), holder="gone")) == 40
+    waiting = [a_job(n) for n in range(40)]
+    await engine.put(waiting)
+    await push(link, prefix, *['{"task": "pushed"}'] * 40)
+
+    async def race(handle: RedisBroker) -> list[Lease]:
+        taken: list[Lease] = []
+        while True:
+            await handle.sweep()
+            if not (got := await take(handle, 3)):
+                return taken
+            taken += got
+
+    found = [lease for leases in await asyncio.gather(*map(race, many)) for lease in leases]
+    assert len(found) == len({lease.id for lease in found}) == 120
+    assert {job.id for job in [*lost, *waiting]} <= {lease.id for lease in found}
+    assert {lease.crashes for lease in found if lease.id in {job.id for job in lost}} == {1}
+    for each in many:
+        await each.close()
+
+
 async def test_a_push_wakes_an_idle_worker(engine: RedisBroker, link: RedisLink, prefix: str) -> None:
     """L1."""
     await engine.wait(["default"], 0.05)
@@ -265,6 +295,7 @@ async def test_looking_into_an_empty_queue_writes_nothing(
 
 
 async def test_finished_jobs_leave_only_counters(engine: RedisBroker, link: RedisLink, prefix: str) -> None:
+    """S4.22."""
     await engine.put([a_job(n) for n in range(20)])
     await engine.settle([(lease, Retry()) for lease in await take(engine)])
     await engine.settle([(lease, Done()) for lease in await take(engine)])

@@ -83,7 +83,7 @@ class Crashing:
     async def test_a_job_that_crashes_too_often_is_dead(
         self, engine: Engine, clock: FakeClock, retention: Retention, limit: int
     ) -> None:
-        """T8, I6."""
+        """T8, I6, S4.4."""
         job = await put_one(engine, max_crashes=limit)
         for _ in range(limit):
             assert (await look(engine, job.id)).state is State.READY
@@ -136,7 +136,7 @@ class Crashing:
     async def test_any_number_of_sweepers_reap_a_lease_once(
         self, engine: Engine, another: Another, clock: FakeClock
     ) -> None:
-        """T8, I6, S1.14."""
+        """T8, I6, S1.14, S4.3."""
         job = await put_one(engine)
         handles = [engine, *[await another() for _ in range(3)]]
         await take_one(engine)

@@ -84,7 +84,7 @@ class Deleting:
     async def test_the_engine_keeps_what_nobody_said_how_long_to_keep(
         self, engine: Engine, clock: FakeClock, retention: Retention
     ) -> None:
-        """T6, T9, T14."""
+        """T6, T9, T14, S4.22."""
         dead = await a_dead_job(engine)
         cancelled = await a_cancelled_job(engine)
 
@@ -103,7 +103,7 @@ class Deleting:
     async def test_a_bounded_dead_shelf_keeps_the_newest_of_each_queue(
         self, engine: Engine, clock: FakeClock, retention: Retention
     ) -> None:
-        """T6, T14, S1.8: with room for two, four failures leave the two newest."""
+        """T6, T14, S1.8, S4.22: with room for two, four failures leave the two newest."""
         assert retention.dead_max == 2
         other = await a_dead_job(engine, queue="other")
         dead = []

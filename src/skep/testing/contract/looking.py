@@ -89,7 +89,7 @@ class Looking:
         )
 
     async def test_counts_equal_a_recount(self, engine: Engine, clock: FakeClock) -> None:
-        """I8."""
+        """I8, S4.12."""
         await one_in_every_state(engine)
         for outcome in (Retry(delay=HOUR), Release(), Snooze(HOUR), Dead(), Done(keep=HOUR)):
             await put_one(engine)
@@ -128,7 +128,7 @@ class Looking:
         assert queues["fax"] == Counts(put=1, deleted=1)
 
     async def test_jobs_are_found_by_every_fact_that_is_given(self, engine: Engine) -> None:
-        """I8, S0.2."""
+        """I8, S0.2, S4.13."""
         ids = await one_in_every_state(engine)
         batch = a_batch()
         [member] = members_of(batch, 1, queue="other")

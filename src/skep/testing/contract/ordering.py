@@ -22,7 +22,7 @@ from skep.testing.make import SPAN, a_job
 
 class Ordering:
     async def test_the_first_in_is_the_first_out(self, engine: Engine) -> None:
-        """T1, T2, I15."""
+        """T1, T2, I15, S4.20."""
         early = await put_some(engine, 3)
         late = await put_some(engine, 3)
 

@@ -94,7 +94,7 @@ class Renewing:
         assert (await look(engine, job.id)).state is State.READY
 
     async def test_a_settled_lease_cannot_be_renewed(self, engine: Engine) -> None:
-        """T3, I4."""
+        """T3, I4, S4.7."""
         await put_one(engine)
         lease = await take_one(engine)
         await settle_one(engine, lease, Release())
@@ -128,7 +128,7 @@ class Renewing:
         assert renewals == [Renewal(clock.now + SPAN), LOST, Renewal(clock.now + SPAN)]
 
     async def test_a_lease_that_nobody_gave_cannot_be_renewed(self, engine: Engine) -> None:
-        """T3, I4."""
+        """T3, I4, S4.7."""
         await put_one(engine)
         lease = await take_one(engine)
 

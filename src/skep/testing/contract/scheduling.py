@@ -71,7 +71,7 @@ class Scheduling:
     async def test_every_moment_is_read_from_the_engines_clock(
         self, engine: Engine, clock: FakeClock
     ) -> None:
-        """T1, T2, T6, I13, S1.30: the clock of this machine, or of any worker, changes nothing."""
+        """T1, T2, T6, I13, S1.30, S4.27: the clock of this machine, or of any worker, changes nothing."""
         clock.advance(HOUR)
         job = await put_one(engine, delay_ms=1000, expires_in_ms=60_000)
         due_at = clock.now + timedelta(seconds=1)

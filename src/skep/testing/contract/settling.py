@@ -98,7 +98,7 @@ class Settling:
     async def test_a_dead_job_is_kept_with_its_reason_and_error(
         self, engine: Engine, clock: FakeClock, retention: Retention
     ) -> None:
-        """T6, S0.26, S1.4, S1.8."""
+        """T6, S0.26, S1.4, S1.8, S4.11."""
         job = await put_one(engine, "hello")
 
         await settle_one(engine, await take_one(engine), Dead(reason="timeout", error=OOPS))
@@ -158,7 +158,7 @@ class Settling:
 
     @every_outcome
     async def test_a_second_settle_of_a_lease_changes_nothing(self, engine: Engine, outcome: Outcome) -> None:
-        """T4, T5, T6, T7, T12, I5, I10, S1.5: at most one accepted settle for each fence."""
+        """T4, T5, T6, T7, T12, I5, I10, S1.5, S4.9: at most one accepted settle for each fence."""
         job = await put_one(engine)
         lease = await take_one(engine)
         await settle_one(engine, lease, Done(result=b"1", keep=HOUR))
@@ -212,7 +212,7 @@ class Settling:
 
     @every_outcome
     async def test_a_lease_that_nobody_gave_cannot_be_settled(self, engine: Engine, outcome: Outcome) -> None:
-        """I5."""
+        """I5, S4.6."""
         job = await put_one(engine)
         lease = await take_one(engine)
         unknown, next_one = replace(lease, id="unknown"), replace(lease, fence=lease.fence + 1)
