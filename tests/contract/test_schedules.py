@@ -20,9 +20,12 @@ import pytest
 import pytest_asyncio
 
 from skep import App, Job, cron, every
+from skep.address import Address
 from skep.broker import Engine, Filter, pop
 from skep.brokers.memory import MemoryBroker
 from skep.brokers.postgres import PostgresBroker
+from skep.brokers.redis import RedisBroker
+from skep.brokers.redis_link import target_of
 from skep.brokers.sqlite import SQLiteBroker
 from skep.job import Dead, Done, Outcome, Retry, State
 from skep.job import Job as Envelope
@@ -62,7 +65,12 @@ def postgres(clock: FakeClock, postgres_url: str, schema: str) -> Make:
     return lambda: PostgresBroker(postgres_url, schema=schema, clock=clock)
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture
+def redis(clock: FakeClock, valkey_url: str, prefix: str) -> Make:
+    return lambda: RedisBroker(target_of(Address(valkey_url)), prefix=f"{prefix}:", clock=clock)
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres", "redis"])
 def make(request: pytest.FixtureRequest) -> Make:
     """Makes one more handle on the storage of this test, not yet open."""
     found: Make = request.getfixturevalue(request.param)

@@ -16,8 +16,8 @@ from .fleet import Fleet, wait_for
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Fleet:
-    return Fleet(tmp_path, app="scheduled_tasks:app")
+def fleet(tmp_path: Path, engine_url: str) -> Fleet:
+    return Fleet(tmp_path, url=engine_url, app="scheduled_tasks:app")
 
 
 def test_a_schedule_of_every_second_goes_on_while_workers_are_killed(fleet: Fleet) -> None:
