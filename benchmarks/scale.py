@@ -1,10 +1,11 @@
 """What a job costs when there is more of everything: waiting jobs, history, queues, workers, bytes.
 
-    python benchmarks/scale.py sqlite:///bench.db [--only backlog] [--jobs 5000] [--most 1000000]
-    python benchmarks/scale.py postgres            a private server, with fsync on
+    python benchmarks/scale.py sqlite postgres redis [--only backlog] [--jobs 5000] [--most 1000000]
+                                                     [--write docs/benchmarks.md]
 
-Each line is one size of one dimension: what a worker process drains there, its CPU per job, and both against
-the smallest size of the same run.  What grows faster than a logarithm wants an explanation.
+Each on a private storage of its own.  Each line is one size of one dimension: what a worker process drains
+there, its CPU and that of the server per job, and the first against the smallest size of the same run.  What
+grows faster than a logarithm wants an explanation.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from datetime import timedelta
@@ -23,13 +23,16 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from skep.bench.figures import machine, percentile
+from harness.charts import Curve, curves
+from harness.document import between_markers
+from harness.private import KINDS, Private, private
+from harness.results import machine
+from skep.bench.figures import percentile
 from skep.bench.ground import Place, ground_of
 from skep.bench.serving import Drained, served
 from skep.bench.tasks import PAYLOAD, Tasks
 from skep.engines import open_engine
 from skep.job import Done, Job
-from skep.testing.servers import postgres
 
 SLOTS = 10
 BUNDLE = 1000
@@ -45,61 +48,64 @@ class Point(Struct, frozen=True):
     value: float
     unit: str
     cpu_us: float | None = None
+    server_us: float | None = None
 
 
-Measure = Callable[[str, int, int], Coroutine[Any, Any, Point]]
+Measure = Callable[[Private, int, int], Coroutine[Any, Any, Point]]
 
 
-async def backlog(url: str, jobs: int, size: int) -> Point:
+async def backlog(storage: Private, jobs: int, size: int) -> Point:
     """So many jobs wait behind those that are drained."""
-    async with ground_of(url).place(url) as place:
+    async with place_on(storage) as place:
         await fill(place, jobs + size)
-        return drained("backlog", size, jobs, await drain(place, jobs))
+        return await drained("backlog", storage, place, jobs, size)
 
 
-async def history(url: str, jobs: int, size: int) -> Point:
+async def history(storage: Private, jobs: int, size: int) -> Point:
     """So many ended jobs are kept."""
-    async with ground_of(url).place(url) as place:
+    async with place_on(storage) as place:
         await fill(place, size)
         await archive(place)
         await fill(place, jobs)
-        return drained("history", size, jobs, await drain(place, jobs))
+        return await drained("history", storage, place, jobs, size)
 
 
-async def queues(url: str, jobs: int, size: int) -> Point:
+async def queues(storage: Private, jobs: int, size: int) -> Point:
     """So many other queues hold a few jobs each."""
-    async with ground_of(url).place(url) as place:
+    async with place_on(storage) as place:
         async with tasks_at(place) as tasks:
             engine = await tasks.app.ready()
             others = (tasks.noop.using(queue=f"{place.queue}_{n}").job(PAYLOAD) for n in range(size - 1))
             for bundle in bundles(others):
                 await engine.put(bundle)
         await fill(place, jobs)
-        return drained("queues", size, jobs, await drain(place, jobs))
+        return await drained("queues", storage, place, jobs, size)
 
 
-async def payload(url: str, jobs: int, size: int) -> Point:
+async def payload(storage: Private, jobs: int, size: int) -> Point:
     """Jobs of so many bytes."""
-    async with ground_of(url).place(url) as place:
+    async with place_on(storage) as place:
         await fill(place, jobs, "x" * size)
-        return drained("payload", size, jobs, await drain(place, jobs))
+        return await drained("payload", storage, place, jobs, size)
 
 
-async def busy(url: str, jobs: int, size: int) -> Point:
+async def busy(storage: Private, jobs: int, size: int) -> Point:
     """So many worker processes share the work."""
-    async with ground_of(url).place(url) as place:
+    async with place_on(storage) as place:
         await fill(place, jobs * size)
         # Each runs its share; who is done early leaves the rest of the machine to the others.
+        began = storage.cpu_seconds()
         shares = [asyncio.create_task(drain(place, jobs // 2)) for _ in range(size)]
         found = await asyncio.gather(*shares)
         slowest = max(each.seconds for each in found)
         cpu = sum(each.cpu for each in found)
-        return drained("busy", size, jobs // 2 * size, Drained(slowest, cpu, 0.0))
+        server = storage.cpu_seconds() - began
+        return point("busy", size, jobs // 2 * size, Drained(slowest, cpu, 0.0), server)
 
 
-async def idle(url: str, jobs: int, size: int) -> Point:  # noqa: ARG001
+async def idle(storage: Private, jobs: int, size: int) -> Point:  # noqa: ARG001
     """So many idle worker processes; how soon does a job start on one of them?"""
-    async with ground_of(url).place(url) as place, contextlib.AsyncExitStack() as stack:
+    async with place_on(storage) as place, contextlib.AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(served(place, 1, "serve")) for _ in range(size)]
         tasks = await stack.enter_async_context(tasks_at(place))
         heard: asyncio.Queue[float] = asyncio.Queue()
@@ -124,7 +130,21 @@ DIMENSIONS: dict[str, tuple[Measure, list[int]]] = {
 }
 
 
+TITLES = {
+    "backlog": "Jobs waiting",
+    "history": "Ended jobs kept",
+    "queues": "Queues",
+    "payload": "Bytes of a job",
+    "busy": "Worker processes at work",
+    "idle": "Idle worker processes",
+}
+
+
 # --- parts -------------------------------------------------------------------------------
+
+
+def place_on(storage: Private) -> contextlib.AbstractAsyncContextManager[Place]:
+    return ground_of(storage.url).place(storage.url)
 
 
 @contextlib.asynccontextmanager
@@ -175,57 +195,110 @@ async def listen(told: Callable[[], Coroutine[Any, Any, float]], heard: asyncio.
         heard.put_nowait(await told())
 
 
-def drained(dimension: str, size: int, jobs: int, done: Drained) -> Point:
-    return Point(dimension, size, jobs / done.seconds, "jobs/s", done.cpu / jobs * 1e6)
+async def drained(dimension: str, storage: Private, place: Place, jobs: int, size: int) -> Point:
+    began = storage.cpu_seconds()
+    done = await drain(place, jobs)
+    return point(dimension, size, jobs, done, storage.cpu_seconds() - began)
+
+
+def point(dimension: str, size: int, jobs: int, done: Drained, server: float) -> Point:
+    each = 1e6 / jobs
+    return Point(dimension, size, jobs / done.seconds, "jobs/s", done.cpu * each, server * each)
 
 
 def shown(point: Point, first: Point) -> str:
-    cpu = "" if point.cpu_us is None else f"{point.cpu_us:8.1f} µs CPU/job"
+    cpu = "" if point.cpu_us is None else f"{point.cpu_us:8.1f} + {point.server_us or 0:.1f} µs CPU/job"
     return (
         f"{point.dimension:8} {point.size:>12,} {point.value:12,.1f} {point.unit:6} "
         f"{point.value / first.value:6.0%} of the first {cpu}"
     )
 
 
-async def measure(url: str, chosen: list[str], jobs: int, most: int) -> list[Point]:
+async def measure(storage: Private, chosen: list[str], jobs: int, most: int) -> list[Point]:
     found: list[Point] = []
     for name in chosen:
         function, sizes = DIMENSIONS[name]
         points: list[Point] = []
         for size in (size for size in sizes if size <= most):
-            points.append(await function(url, jobs, size))
+            points.append(await function(storage, jobs, size))
             print(shown(points[-1], points[0]), flush=True)
         found += points
     return found
 
 
-@contextlib.contextmanager
-def target(where: str) -> Iterator[str]:
-    """A URL as it is, or a private server of this kind."""
-    if where != "postgres":
-        yield where
-        return
-    with postgres(durable=True, settings=("shared_buffers=256MB", "max_wal_size=4GB")) as server:
-        yield server.url
+# --- what is written ---------------------------------------------------------------------
+
+
+def cost(point: Point) -> float:
+    """What a reader should look at: a rate also tells what else went on."""
+    return point.value if point.cpu_us is None else point.cpu_us + (point.server_us or 0.0)
+
+
+def section(found: dict[str, list[Point]], chosen: list[str], jobs: int, folder: str) -> str:
+    def part(name: str) -> str:
+        title = TITLES[name]
+        return f"**{title}**\n\n![{title}]({folder}/scale-{name}.svg)\n\n{table(found, name)}"
+
+    about = f"{jobs:,} no-op jobs drained at each size; CPU of the worker + CPU of the server. {machine()}."
+    return "\n\n".join([about, *map(part, chosen)])
+
+
+def table(found: dict[str, list[Point]], name: str) -> str:
+    """A row for each size: the cost, and the rate beside it."""
+    columns = [{each.size: each for each in points if each.dimension == name} for points in found.values()]
+    lines = [f"| {name} | {' | '.join(found)} |", f"| --: |{' --: |' * len(found)}"]
+    lines += [
+        f"| {size:,} | {' | '.join(cell(points.get(size)) for points in columns)} |"
+        for size in sorted({size for points in columns for size in points})
+    ]
+    return "\n".join(lines)
+
+
+def cell(point: Point | None) -> str:
+    if point is None:
+        return "–"
+    if point.cpu_us is None:
+        return f"{point.value:.1f} {point.unit}"
+    return f"{point.cpu_us:.1f} + {point.server_us or 0:.1f} µs, {point.value:,.0f}/s"
+
+
+def chart(found: dict[str, list[Point]], name: str) -> str:
+    drawn = [
+        Curve(kind, [(each.size, cost(each)) for each in points if each.dimension == name])
+        for kind, points in found.items()
+    ]
+    unit = "ms from sent to started, median" if name == "idle" else "µs of CPU per job, worker and server"
+    return curves(TITLES[name], unit, drawn)
+
+
+def write(found: dict[str, list[Point]], chosen: list[str], jobs: int, document: Path) -> None:
+    folder = document.with_suffix("")
+    for name in chosen:
+        (folder / f"scale-{name}.svg").write_text(chart(found, name))
+    facts = {kind: [asdict(each) for each in points] for kind, points in found.items()}
+    (folder / "scale.json").write_text(json.dumps(facts, indent=1) + "\n")
+    text = section(found, chosen, jobs, folder.name)
+    document.write_text(between_markers(document.read_text(), "scale", text, "scale.py"))
 
 
 def main(arguments: argparse.Namespace) -> None:
-    with target(arguments.where) as url:
-        chosen = arguments.only or [*DIMENSIONS]
-        points = asyncio.run(measure(url, chosen, arguments.jobs, arguments.most))
-    if arguments.json:
-        document = {"machine": machine(), "points": [asdict(point) for point in points]}
-        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
-        print(f"written to {arguments.json}", file=sys.stderr)
+    chosen = arguments.only or [*DIMENSIONS]
+    found = {}
+    for kind in arguments.where:
+        with private(kind) as storage:
+            print(kind, flush=True)
+            found[kind] = asyncio.run(measure(storage, chosen, arguments.jobs, arguments.most))
+    if arguments.write:
+        write(found, chosen, arguments.jobs, arguments.write)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("where", help="the URL of an engine, or: postgres")
+    parser.add_argument("where", nargs="+", choices=[kind for kind in KINDS if kind != "memory"])
     parser.add_argument("--only", action="append", choices=[*DIMENSIONS], help="may be given again")
     parser.add_argument("--jobs", type=int, default=5000, help="drained at each size")
     parser.add_argument("--most", type=int, default=1_000_000, help="the largest size")
-    parser.add_argument("--json", type=Path, help="write the points to this file")
+    parser.add_argument("--write", type=Path, help="put tables and charts into this document")
     main(parser.parse_args())

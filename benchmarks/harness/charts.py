@@ -1,4 +1,5 @@
-"""Results as SVG, written by hand: bars for rates, dots on a logarithmic axis for latencies.  Pure."""
+"""Results as SVG, written by hand: bars for rates, dots on a logarithmic axis for latencies, curves for what
+grows.  Pure."""
 
 from __future__ import annotations
 
@@ -19,6 +20,8 @@ text { font: 12px system-ui, sans-serif; fill: #24292f; }
 .title { font-size: 14px; font-weight: 600; }
 .small { font-size: 11px; fill: #57606a; }
 .bar { fill: #8c959f; } .ours { fill: #bf8700; } .raw { fill: #afb8c1; }
+.a { fill: #bf8700; stroke: #bf8700; } .b { fill: #0969da; stroke: #0969da; }
+.c { fill: #1a7f37; stroke: #1a7f37; } path { fill: none !important; stroke-width: 2; }
 .line { stroke: #57606a; stroke-width: 1; } .grid { stroke: #d0d7de; stroke-width: 1; }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3; } .small { fill: #8d96a0; } .bar { fill: #6e7681; } .raw { fill: #484f58; }
@@ -76,6 +79,42 @@ def dots(title: str, unit: str, rows: Sequence[Bar]) -> str:
         parts.append(_dot(x(row.high), y, row.kind))
         parts.append(_text(x(row.high) + 8, y + 4, f"{digits(row.low)} / {digits(row.high)}"))
     return _svg(title, unit, len(rows), parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    label: str
+    points: Sequence[tuple[float, float]]
+
+
+KINDS = ("a", "b", "c")
+CURVES = 9  # rows that they are high
+
+
+def curves(title: str, unit: str, found: Sequence[Curve]) -> str:
+    """Values from zero over sizes on a logarithmic axis (a size of 0 stands where 1 does)."""
+    sizes = [max(size, 1.0) for curve in found for size, _ in curve.points]
+    first, last = math.log10(min(sizes)), math.log10(max(sizes))
+    across = (WIDTH - LABEL - RIGHT) / max(last - first, 1e-9)
+    bottom, most = TOP + CURVES * ROW, max(value for curve in found for _, value in curve.points)
+
+    def at(size: float, value: float) -> tuple[float, float]:
+        x = LABEL + (math.log10(max(size, 1.0)) - first) * across
+        return x, bottom - value / (most or 1.0) * (CURVES - 1) * ROW
+
+    parts = [_line(LABEL, bottom, WIDTH - RIGHT, bottom, "grid")]
+    parts += [
+        _text(at(size, 0)[0], bottom + 14, f"{size:,.0f}", anchor="middle", kind="small")
+        for size in sorted({size for curve in found for size, _ in curve.points})
+    ]
+    for kind, curve in zip(KINDS, found, strict=False):
+        placed = [at(size, value) for size, value in curve.points]
+        drawn = " ".join(f"{'ML'[n > 0]}{x:.1f} {y:.1f}" for n, (x, y) in enumerate(placed))
+        parts.append(f'<path class="{kind}" d="{drawn}"/>')
+        parts += [_dot(x, y, kind) for x, y in placed]
+        (x, y), (_, value) = placed[-1], curve.points[-1]
+        parts.append(_text(x + 8, y + 4, f"{curve.label} {digits(value)}"))
+    return _svg(title, unit, CURVES, parts)
 
 
 def _svg(title: str, unit: str, rows: int, parts: Sequence[str]) -> str:

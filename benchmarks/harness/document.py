@@ -9,9 +9,9 @@ from harness.results import Results, Row, dump
 from harness.tables import OURS, RAW, by_drain, notes, ratios, table
 
 
-def between_markers(text: str, name: str, content: str) -> str:
+def between_markers(text: str, name: str, content: str, script: str = "peers.py") -> str:
     """`text` with `content` between the markers of `name`; without markers they are added at its end."""
-    begin, end = f"<!-- {name}: begin, written by benchmarks/peers.py -->", f"<!-- {name}: end -->"
+    begin, end = f"<!-- {name}: begin, written by benchmarks/{script} -->", f"<!-- {name}: end -->"
     block = f"{begin}\n{content.strip()}\n{end}"
     if begin not in text:
         return f"{text.rstrip()}\n\n{block}\n"

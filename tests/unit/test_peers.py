@@ -12,13 +12,16 @@ from pathlib import Path
 import pytest
 
 from harness.catalogue import PEERS, Engine, Language, chosen
-from harness.charts import Bar, bars, dots
+from harness.charts import Bar, Curve, bars, curves, dots
 from harness.document import between_markers, section, write
 from harness.environments import ADAPTERS, Environment, last_words, package_name, without_version
 from harness.process import Adapter, StepFailed, ask
 from harness.results import Results, Row, dump, read
+from harness.sampling import sampled
 from harness.statistics import Summary, percentile, ratio, summary
 from harness.tables import by_drain, digits, notes, number, ratios, table, with_spread
+from one_job import Cost, Profile
+from one_job import table as table_of_parts
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -341,3 +344,47 @@ def test_raw_results_are_json_without_nan(tmp_path: Path) -> None:
     dump(some_results(row), tmp_path / "run.json")
     found = json.loads((tmp_path / "run.json").read_text(), parse_constant=lambda name: pytest.fail(name))
     assert found["rows"][0]["steps"]["crash"] == [{"whole_after_s": None}]
+
+
+# What grows, and where the time goes.
+
+
+def test_curves_have_a_point_for_each_size_and_a_label_at_their_end() -> None:
+    drawn = ElementTree.fromstring(
+        curves(
+            "Jobs waiting", "µs", [Curve("sqlite", [(0, 20.0), (1000, 30.0)]), Curve("redis", [(0, 10.0)])]
+        )
+    )
+    assert len(drawn.findall(f"{SVG}circle")) == 3
+    assert len(drawn.findall(f"{SVG}path")) == 2
+    assert {"sqlite 30", "redis 10", "0", "1,000"} <= {each.text for each in drawn.findall(f"{SVG}text")}
+
+
+def test_samples_are_given_to_the_innermost_part_and_add_up_to_the_cpu() -> None:
+    def part_of(_: str, function: str) -> str | None:
+        return {"outer": "outer", "inner": "inner"}.get(function)
+
+    def outer() -> None:
+        inner()
+
+    def inner() -> None:
+        began = time.process_time()
+        while time.process_time() - began < 0.05:
+            pass
+
+    with sampled(part_of, waiting="none") as samples:
+        outer()
+    seconds = samples.seconds()
+    assert set(seconds) - {"other"} == {"inner"}
+    assert sum(seconds.values()) == pytest.approx(samples.cpu)
+
+
+def test_a_job_costs_what_its_parts_cost() -> None:
+    found = Profile(
+        "redis", "none", Cost(5.0, {"the driver": 2.0, "tiny": 0.01}), Cost(4.0, {"the driver": 1.5})
+    )
+    lines = table_of_parts([found]).splitlines()
+    assert "| the driver | 2.0 |" in lines
+    assert "| **this process** | **2.0** |" in lines
+    assert "| **the server** | **4.0** |" in lines
+    assert not [line for line in lines if "tiny" in line]

@@ -61,6 +61,12 @@ class PostgresServer:
     def url(self) -> str:
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
+    @property
+    def pid(self) -> int:
+        """That of the process whose children serve."""
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         """Also after `stop`, on the data and the port of before."""
         if self._exe is None:
@@ -100,7 +106,7 @@ class PostgresServer:
     def kill(self) -> None:
         """All of it at once, as when the power fails: those that serve clients would go on for a moment."""
         assert self._process is not None
-        pid = self._process.pid
+        pid = self.pid
         children = Path(f"/proc/{pid}/task/{pid}/children")
         serving = children.read_text().split() if children.exists() else []
         os.killpg(pid, signal.SIGKILL)
