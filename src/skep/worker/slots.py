@@ -219,7 +219,13 @@ class SlotLane:
             self.last_start = self.clock()
         self.buffer.extend(leases)
         self._learn_size(sum([len(lease.body) for lease in leases]) / len(leases))
-        self._wake(len(leases))
+        if len(leases) > self.size:
+            # The pump has the next exchange ready: it leaves first, and the engine works while these are run.
+            # Begun at once they would have the loop to themselves, and the engine nothing to do: a third less
+            # on Redis.
+            asyncio.get_running_loop().call_soon(self._wake, len(leases))
+        else:
+            self._wake(len(leases))
 
     def _learn_size(self, bytes_each: float) -> None:
         """Larger ones count at once: what waits is to fit into memory."""
