@@ -341,6 +341,19 @@ async def test_what_was_sent_is_told_from_what_was_not(proxy: Proxy) -> None:
             await future
 
 
+async def test_a_command_with_nothing_before_it_leaves_at_once(proxy: Proxy) -> None:
+    line, _ = await connect(
+        ("127.0.0.1", proxy.port), greeting=[], tls=None, within=5, patience=5, in_flight=10
+    )
+    proxy.black_hole()
+    first, second = line.send(pack("PING"), alone=True), line.send(pack("PING"), alone=True)
+    await line.close()
+
+    for future, error in ((first, AnswerLost), (second, NotSent)):
+        with pytest.raises(error):
+            await future
+
+
 async def test_bytes_that_come_one_by_one_are_understood(proxy: Proxy, key: bytes) -> None:
     """F18."""
     proxy.slice(1)

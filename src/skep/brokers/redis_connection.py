@@ -1,7 +1,8 @@
 """One socket to one Redis server: commands go out in bundles, replies come back in order.
 
-Everything that is sent in one turn of the event loop leaves in one write.  There is one timer for all that
-is on its way, not one for each: replies come in order, so the oldest command is the first to be late.
+Everything that is sent in one turn of the event loop leaves in one write; only a command that finds nothing
+else on its way may leave at once.  There is one timer for all that is on its way, not one for each: replies
+come in order, so the oldest command is the first to be late.
 The protocol is RESP2, whose replies are bytes, integers, lists and None on every server and behind any proxy.
 """
 
@@ -108,8 +109,11 @@ class Connection(asyncio.Protocol):
                 raise
             called = True
 
-    def send(self, packed: bytes, *, patience: float | None = None) -> Future:
-        """The reply to come.  Returns at once; the bytes leave at the end of this turn of the loop."""
+    def send(self, packed: bytes, *, patience: float | None = None, alone: bool = False) -> Future:
+        """The reply to come.  Returns at once; the bytes leave at the end of this turn of the loop.
+
+        `alone`: if nothing else is on its way they need not wait for that.
+        """
         loop = self._loop
         future = loop.create_future()
         if not self.alive:
@@ -118,7 +122,9 @@ class Connection(asyncio.Protocol):
         deadline = loop.time() + (self._patience if patience is None else patience)
         self._pending.append((future, deadline))
         self._unsent.append(packed)
-        if not self._flushing:
+        if alone and len(self._pending) == 1:
+            self._flush()
+        elif not self._flushing:
             self._flushing = True
             loop.call_soon(self._flush)
         if self._timer is None:

@@ -149,7 +149,7 @@ class Lane:
             try:
                 if connection.crowded:
                     await connection.room()
-                reply = _send(connection, packed, before)
+                reply = _send(connection, packed, before, alone=not copies)
                 if not copies:
                     answer = await reply
                 else:
@@ -218,10 +218,10 @@ class Lane:
             await self._connection.close()
 
 
-def _send(connection: Connection, packed: bytes, before: bytes | None) -> Future:
+def _send(connection: Connection, packed: bytes, before: bytes | None, *, alone: bool = False) -> Future:
     if before is not None:
         connection.send(before)
-    return connection.send(packed)
+    return connection.send(packed, alone=alone)
 
 
 async def _confirmed(connection: Connection, reply: Future, mark: Future, target: Target) -> Any:
