@@ -972,6 +972,62 @@ async def test_large_jobs_are_leased_ahead_by_the_bytes_and_not_by_the_hundred(a
     assert 2 < most <= MOST_BYTES / 250_000 + 2
 
 
+async def watch_exchanges(app: App, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is asked of the engine, as over a wire: the bytes leave a turn of the loop later."""
+    engine, seen = await app.ready(), list[str]()
+    for verb in ("lease", "exchange"):
+        real = getattr(engine, verb)
+
+        async def over_a_wire(*args: Any, real: Any = real, **kwargs: Any) -> Any:
+            seen.append("asked")
+            await asyncio.sleep(0)
+            seen.append("sent")
+            return await real(*args, **kwargs)
+
+        monkeypatch.setattr(engine, verb, over_a_wire)
+    return seen
+
+
+async def test_the_next_bundle_is_asked_for_before_the_last_is_run(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the engine would have nothing to do while jobs run, and nothing would run while it works."""
+    seen = await watch_exchanges(app, monkeypatch)
+    monkeypatch.setattr("skep.worker.slots.TURN", 60.0)
+
+    @app.task
+    async def ping(n: int) -> None:
+        seen.append("run")
+
+    await ping.many(range(400)).aenqueue()
+    worker = Worker(app, Settings(mode=Mode.UNTIL_EMPTY))
+    await worker.run()
+
+    runs = [n for n, what in enumerate(seen) if what == "run"]
+    assert len(runs) == 400
+    first_of_a_large_bundle = next(n for n in runs if seen[n + 1 : n + 20] == ["run"] * 19)
+    assert seen[first_of_a_large_bundle - 3 : first_of_a_large_bundle] == ["sent", "asked", "sent"]
+
+
+async def test_a_few_jobs_start_before_anything_else_is_done(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is over by then goes with the next look."""
+    seen = await watch_exchanges(app, monkeypatch)
+
+    @app.task
+    async def ping() -> None:
+        seen.append("run")
+
+    async with working(app) as worker:
+        await worker._pump.resting.wait()
+        seen.clear()
+        worker._pump.resting.clear()
+        await ping.aenqueue()
+        await worker._pump.resting.wait()
+    assert seen[:5] == ["asked", "sent", "run", "asked", "sent"]
+
+
 async def test_concurrency_changes_while_running(app: App) -> None:
     """S2.23."""
     release = asyncio.Event()

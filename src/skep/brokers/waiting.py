@@ -48,9 +48,13 @@ class Waiters:
         """An event of the running loop that is set when one of these queues changes, or has already."""
         loop = asyncio.get_running_loop()
         event = asyncio.Event()
+        here = threading.get_ident()
         wanted = frozenset(queues)
 
         def wake() -> None:
+            if threading.get_ident() == here:  # no detour, and no waking of a loop that is awake
+                event.set()
+                return
             with contextlib.suppress(RuntimeError):  # that loop has been closed: nobody waits there any more
                 loop.call_soon_threadsafe(event.set)
 

@@ -174,14 +174,16 @@ class Pump:
             else:
                 got = Exchange([], await self._engine.lease(wants, span=span, holder=holder, limit=room))
         self._settled(outcomes, got.lost)
+        if self._budget is not None:
+            self._budget -= len(got.leases)
         if got.leases:
             self._keeper.add(got.leases, sent)
             lane.give(got.leases)
             self.idle.clear()
             if not self._leasing:  # it was stopped while they were on their way
                 self._give_back(lane)
-        if self._budget is not None:
-            self._budget -= len(got.leases)
+            elif len(got.leases) <= lane.size:
+                await asyncio.sleep(0)  # a few begin at once: the shortest have ended when we look again
         return len(got.leases)
 
     async def _settle_one_by_one(self) -> None:
@@ -284,31 +286,37 @@ class Pump:
         timeout = max(0.0, self._next_sweep - now)
         if not self._engine.hears:
             timeout = min(timeout, self._settings.poll.total_seconds())
+        hinted = False
         if self._leasing and any(self._room(lane) for lane in self._lanes):
-            await self._wait_for_work(timeout)
+            hinted = await self._wait_for_work(timeout)
         else:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await self._wake.wait()
         self._wake.clear()
-        await asyncio.sleep(0)
+        if not hinted:
+            await asyncio.sleep(0)  # where one has ended, others may end in the same turn of the loop
 
-    async def _wait_for_work(self, timeout: float) -> None:
-        """For a hint of the engine or a word from a slot, whichever comes first."""
+    async def _wait_for_work(self, timeout: float) -> bool:
+        """For a hint of the engine or a word from a slot, whichever comes first; was it a hint?
+
+        A job that comes to an idle worker waits for every turn of the loop here, so there are few of them.
+        """
         if self._wake.is_set():
-            return
+            return False
         queues = [queue for lane in self._lanes for queue in lane.queues]
         hint = asyncio.ensure_future(self._engine.wait(queues, timeout))
-        word = asyncio.ensure_future(self._wake.wait())
+        hint.add_done_callback(lambda _: self._wake.set())
         try:
-            await asyncio.wait({hint, word}, return_when=asyncio.FIRST_COMPLETED)
+            await self._wake.wait()
             hinted = hint.done() and hint.exception() is None and hint.result()
         finally:
-            for waiting in (hint, word):
-                waiting.cancel()
-            await asyncio.gather(hint, word, return_exceptions=True)
+            if not hint.done():
+                hint.cancel()
+                await asyncio.wait({hint})
         if hinted and not self._told_when_to_sweep:
             self._next_sweep = min(self._next_sweep, self._clock())  # it may have been put for later
+        return hinted
 
     async def _wait_for_the_engine(self, error: EngineError) -> None:
         """Ever longer; who is to finish has only its grace period, and tries at once, then quickly."""
