@@ -20,6 +20,7 @@ from skep.duration import Milliseconds
 from skep.strategy import Strategy
 
 MAX_CRASHES = 3
+NO_ARGS, NO_KWARGS = Raw(b"[]"), Raw(b"{}")  # one of each for all jobs: what is not this very one is written
 Moment = Annotated[datetime, Meta(tz=True)]
 _DERIVED = uuid.UUID("7c0f5a52-3f86-5d0b-9d5e-5ce9b0a7e1d4")
 
@@ -58,8 +59,8 @@ class Job(
     id: str
     task: str
     queue: str = "default"
-    args: Raw = Raw(b"[]")
-    kwargs: Raw = Raw(b"{}")
+    args: Raw = NO_ARGS
+    kwargs: Raw = NO_KWARGS
     priority: int = 0
     delay_ms: Milliseconds = 0
     due_at: Moment | None = None
@@ -222,8 +223,7 @@ def new_id() -> str:
     beginning = _beginning
     if beginning.millisecond != now:
         beginning = _begin(now)
-    number = next(beginning.numbers)
-    return f"{beginning.text}{number >> 48:04x}-{number & 0xFFFF_FFFF_FFFF:012x}"
+    return f"{beginning.text}{next(beginning.numbers):012x}"
 
 
 class _Beginning:
@@ -234,9 +234,9 @@ class _Beginning:
     def __init__(self, millisecond: int) -> None:
         drawn = int.from_bytes(os.urandom(10), "big")
         self.millisecond = millisecond
-        self.numbers = count(1 << 63 | drawn & (1 << 61) - 1)  # the variant, then 61 bits with room to grow
-        stamp = millisecond & 0xFFFF_FFFF_FFFF
-        self.text = f"{stamp >> 16:08x}-{stamp & 0xFFFF:04x}-7{drawn >> 68:03x}-"
+        self.numbers = count(drawn & (1 << 47) - 1)  # the last 48 bits, with room to grow
+        stamp, variant = millisecond & 0xFFFF_FFFF_FFFF, 0x8000 | drawn >> 47 & 0x3FFF
+        self.text = f"{stamp >> 16:08x}-{stamp & 0xFFFF:04x}-7{drawn >> 68:03x}-{variant:04x}-"
 
 
 def _begin(millisecond: int) -> _Beginning:

@@ -21,10 +21,9 @@ import msgspec
 from msgspec import Raw
 
 from skep.errors import BadSetting, BrokenPayload
+from skep.job import NO_ARGS, NO_KWARGS
 from skep.verdict import Verdict
 
-EMPTY_ARGS = Raw(b"[]")
-EMPTY_KWARGS = Raw(b"{}")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _KEYWORD = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -174,8 +173,8 @@ class Signature:
             except TypeError as error:
                 raise TypeError(f"{self.shown}: {error}") from None
             args, kwargs = bound.args, bound.kwargs
-        encoded = Raw(_encoder.encode(args)) if args else EMPTY_ARGS
-        named = Raw(_encoder.encode(kwargs)) if kwargs else EMPTY_KWARGS
+        encoded = Raw(_encoder.encode(args)) if args else NO_ARGS
+        named = Raw(_encoder.encode(kwargs)) if kwargs else NO_KWARGS
         if check:
             try:
                 self.decode(encoded, named)
@@ -211,7 +210,7 @@ class Signature:
     def decode(self, args: Raw, kwargs: Raw) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What to call the function with.  Whatever does not fit is a `BrokenPayload`."""
         try:
-            if self._simple and bytes(kwargs) == b"{}":
+            if self._simple and (kwargs is NO_KWARGS or bytes(kwargs) == b"{}"):
                 values = msgspec.structs.astuple(self._by_position.decode(args))
                 return ((), dict(zip(self._names, values, strict=True))) if self.provided else (values, {})
             return self._decode_each(args, kwargs)
