@@ -47,6 +47,22 @@ local function forget_plain(queue, ids)
     end
 end
 
+-- Runs of one bundle differ only by their fences: what comes after these in the last of them, and which bundle it is.
+local tail, bundle_of_tail = '', nil
+
+-- Is this the run of such a lease, and nothing special about its job?
+local function ends_plainly(run, fence)
+    if run == 'P' .. fence .. tail then
+        return true
+    end
+    if run:find('P' .. fence .. '\n', 1, true) ~= 1 then
+        return false
+    end
+    tail = run:sub(#fence + 2)
+    bundle_of_tail = tail:match('%d+')
+    return true
+end
+
 local function settle_group()
     local queue, n = argument(), tonumber(argument())
     local running = of_queue(queue, 'running')
@@ -56,11 +72,10 @@ local function settle_group()
         local runs = redis.call('HMGET', running, unpack(ARGV, at + first, at + last))
         for k = first, last do
             local run, fence = runs[k - first + 1], ARGV[at + n + k]
-            if run and not limited and run:find('P' .. fence .. '\n', 1, true) == 1 then
+            if run and not limited and ends_plainly(run, fence) then
                 n_gone = n_gone + 1
                 gone[n_gone] = ARGV[at + k]
-                local bundle = run:match('^%d+', #fence + 3)
-                leaving[bundle] = (leaving[bundle] or 0) + 1
+                leaving[bundle_of_tail] = (leaving[bundle_of_tail] or 0) + 1
             else
                 settle_slowly(number + k, ARGV[at + k], fence, {kind = 'done'})
             end

@@ -20,7 +20,7 @@ local function line_of(queue, priority)
 end
 
 for k = 1, tonumber(ARGV[6]) do
-    kinds[k] = {
+    kinds[tostring(k)] = {  -- as the jobs name it
         line = line_of(ARGV[at + 1], ARGV[at + 2]),
         head = ARGV[at + 3] .. '\n' .. whole(now) .. '\n',
         meta = '\n' .. ARGV[at + 4] .. '\n',
@@ -46,7 +46,7 @@ for n, id in ipairs(ids) do
         ids[n] = false
     else
         seen[id] = true
-        local queue = kinds[tonumber(ARGV[at + 3 * n - 2])].line.queue
+        local queue = kinds[ARGV[at + 3 * n - 2]].line.queue
         coming[queue] = (coming[queue] or 0) + 1
     end
 end
@@ -69,7 +69,7 @@ end
 for n = 1, total do
     local id = ids[n]
     if id then
-        local kind = kinds[tonumber(ARGV[at + 3 * n - 2])]
+        local kind = kinds[ARGV[at + 3 * n - 2]]
         seq = seq + 1
         records[#records + 1] = id
         records[#records + 1] = kind.head .. whole(seq) .. kind.meta .. ARGV[at + 3 * n]
