@@ -31,6 +31,8 @@ def seconds_to_wait(timeout: Duration | None) -> float | None:
 class Handle(Generic[R_co]):
     """A job by its id.  `created` is False where an equal job was there already (its id is this one's)."""
 
+    __slots__ = ("_decoder", "_producer", "created", "id")
+
     def __init__(
         self, producer: Producer, job_id: str, decoder: msgspec.json.Decoder[Any], *, created: bool = True
     ) -> None:
