@@ -41,7 +41,7 @@ class Durability(IntEnum):
 # --- what the verbs give -----------------------------------------------------------------
 
 
-class Receipt(Struct, frozen=True):
+class Receipt(Struct, frozen=True, gc=False):
     """What became of one job of a put.  If it was not created, `id` is that of the job in its place."""
 
     id: str
@@ -399,6 +399,11 @@ class Remote(Protocol):
 
     @property
     def remote(self) -> bool: ...
+
+    @property
+    def in_order(self) -> bool:
+        """Do calls take effect in the order in which they are made, also if none waits for the last?"""
+        ...
 
 
 class Lent(Protocol):

@@ -7,6 +7,7 @@ import os
 import random
 import threading
 import weakref
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -180,6 +181,7 @@ class Producer:
         self._pid = os.getpid()
         self._engine: Engine | None = None
         self._opened = False
+        self._remote = self._in_order = False  # until it is opened
         self._background: Background | None = None
         self._coalescers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Coalescer]
         self._coalescers = weakref.WeakKeyDictionary()
@@ -201,6 +203,8 @@ class Producer:
         if not self._opened:
             await engine.open()
             require(engine, self._floor)
+            self._remote = isinstance(engine, Remote) and engine.remote
+            self._in_order = isinstance(engine, Remote) and engine.in_order
             self._opened = True
         return engine
 
@@ -237,14 +241,26 @@ class Producer:
         return engine
 
     async def aput_many(self, jobs: list[Job]) -> list[Receipt]:
+        """In bundles.  Where the engine keeps their order, the next is made ready while the last is put."""
+        await self.ready()
         receipts: list[Receipt] = []
-        for bundle in _bundles(jobs):
-            receipts += await self._put(bundle)
+        under_way: deque[asyncio.Task[list[Receipt]]] = deque()
+        try:
+            for bundle in _bundles(jobs):
+                under_way.append(asyncio.create_task(self._put(bundle)))
+                if not self._in_order or len(under_way) > 1:
+                    receipts += await under_way.popleft()
+            while under_way:
+                receipts += await under_way.popleft()
+        finally:
+            for left in under_way:  # one before them has failed, or nobody waits any more
+                left.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
         return receipts
 
     async def _put(self, jobs: list[Job]) -> list[Receipt]:
         engine = await self.ready()
-        if isinstance(engine, Remote) and engine.remote:
+        if self._remote:
             return await _put_over_a_wire(engine, jobs)
         return await engine.put(jobs)
 

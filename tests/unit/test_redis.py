@@ -394,6 +394,54 @@ async def test_bundles_of_any_size_are_one_call(engine: RedisBroker) -> None:
     assert (await engine.queues())["default"].total == 0
 
 
+@pytest_asyncio.fixture
+async def app(valkey_url: str, prefix: str) -> AsyncIterator[App]:
+    app = App(f"{valkey_url}?prefix={prefix}:")
+    yield app
+    await app.aclose()
+
+
+async def test_one_bundle_of_many_is_made_ready_while_the_last_is_put(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I15: two are under way at a time, no more, and they keep their order."""
+    engine = await app.ready()
+    real, under_way, most = engine.put, 0, 0
+
+    async def put(*args: Any, **kwargs: Any) -> Any:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        receipts = await real(*args, **kwargs)
+        under_way -= 1
+        return receipts
+
+    monkeypatch.setattr(engine, "put", put)
+
+    @app.task
+    async def ping(n: int) -> None: ...
+
+    handles = await ping.many(range(4500)).aenqueue()
+
+    assert [lease.id for lease in await take(engine, 5000)] == [handle.id for handle in handles]
+    assert (most, under_way) == (2, 0)
+
+
+async def test_of_many_that_do_not_fit_whole_bundles_are_put_and_nothing_comes_later(app: App) -> None:
+    """What was under way beside a bundle that is refused has ended, too, when the error comes."""
+    engine = await app.ready()
+    await engine.add_rule(Rule(RuleKind.CAP, Scope.QUEUE, "default", 1500))
+
+    @app.task
+    async def ping(n: int) -> None: ...
+
+    with pytest.raises(QueueFull):
+        await ping.many(range(2100)).aenqueue()
+
+    assert not [task for task in asyncio.all_tasks() if "Producer._put" in repr(task.get_coro())]
+    assert (await engine.queues())["default"].ready in (1000, 1100)
+
+
 async def test_many_jobs_are_listed_page_by_page(engine: RedisBroker) -> None:
     await engine.put([a_job(n, id=f"job-{n}") for n in range(3_000)])
     seen, after = [], None

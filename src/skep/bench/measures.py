@@ -18,7 +18,7 @@ from skep.bench.tasks import PAYLOAD, Tasks
 from skep.worker.worker import Worker
 
 CALLERS = 64
-BULK = 1000
+BULK = 10_000  # jobs that one call puts
 HELD = 10  # jobs that run when the worker is killed
 PATIENCE = 60.0  # seconds for one latency, or one recovery: what takes longer is broken, not slow
 

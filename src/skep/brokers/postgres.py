@@ -152,6 +152,10 @@ class PostgresBroker:
         return True
 
     @property
+    def in_order(self) -> bool:
+        return False  # each call has a connection of its own
+
+    @property
     def durability(self) -> Durability:
         return self._durability
 

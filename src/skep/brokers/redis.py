@@ -154,6 +154,10 @@ class RedisBroker:
         return True
 
     @property
+    def in_order(self) -> bool:
+        return True  # one connection carries them all
+
+    @property
     def durability(self) -> Durability:
         return self._durability
 
