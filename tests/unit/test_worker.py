@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Annotated, Any
@@ -31,8 +31,9 @@ from skep import (
     repeat,
     repeat_forever,
 )
+from skep.brokers.memory import MemoryBroker
 from skep.errors import BadSetting, EngineUnavailable, StorageBroken
-from skep.job import Done, Progress, Record
+from skep.job import Done, Lease, Progress, Record
 from skep.job import Job as Envelope
 from skep.registry import Next
 from skep.testing.make import a_job
@@ -850,6 +851,43 @@ async def test_a_thread_may_ask_whether_it_should_stop(app: App) -> None:
 
 
 # --- leases ------------------------------------------------------------------------------
+
+
+class Looked(MemoryBroker):
+    """Counts the looks for jobs, and remembers which one found some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+        self.found = 0
+
+    async def lease(
+        self, wants: Mapping[str, int], *, span: timedelta, holder: str, limit: int | None = None
+    ) -> list[Lease]:
+        self.looks += 1
+        number = self.looks
+        leases = await super().lease(wants, span=span, holder=holder, limit=limit)
+        self.found = number if leases else self.found
+        return leases
+
+
+async def test_a_job_starts_before_its_worker_looks_for_more(app: App) -> None:
+    """It was alone, so the next look is in no hurry, and would delay its start."""
+    app._engine = engine = Looked()
+    started = asyncio.Event()
+    looks = 0
+
+    @app.task
+    async def note() -> None:
+        nonlocal looks
+        looks = engine.looks
+        started.set()
+
+    async with working(app):
+        await note.aenqueue()
+        async with asyncio.timeout(20):
+            await started.wait()
+    assert looks == engine.found > 0
 
 
 async def test_a_job_of_many_leases_runs_once(app: App) -> None:
