@@ -249,7 +249,15 @@ class Task(Generic[P, R_co]):
     ) -> None:
         check_function(function)
         check_strategies(options)
-        wire.check(Job(id="x", task=options.name, queue=options.queue, priority=options.priority))
+        wire.check(
+            Job(
+                id="x",
+                task=options.name,
+                queue=options.queue,
+                priority=options.priority,
+                max_crashes=options.max_crashes,
+            )
+        )
         check_timeout(function, options)
         self.function = function
         self.options = options

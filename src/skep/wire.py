@@ -35,6 +35,7 @@ class Limits(Struct, frozen=True):
 LIMITS = Limits()
 
 PRIORITIES = range(-100, 101)
+MOST_CRASHES = 2**15 - 1  # two bytes, where an engine has a column for them
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_:-]{1,128}")
 TASK_NAME = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]{1,200}")
 JOB_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -56,7 +57,7 @@ _BOUNDS: dict[str, dict[str, str | int]] = {
     "queue": {"pattern": f"^{QUEUE_NAME.pattern}$"},
     "priority": {"minimum": PRIORITIES[0], "maximum": PRIORITIES[-1]},
     "member": {"minimum": 0, "maximum": MOST_TIMES},
-    "max_crashes": {"minimum": 1, "maximum": MOST_TIMES},
+    "max_crashes": {"minimum": 1, "maximum": MOST_CRASHES},
     **{name: {"minLength": 1, "maxLength": _FREE_TEXT_MAX} for name in ("unique", "key", "batch")},
 }
 
@@ -202,10 +203,11 @@ def _check_texts(job: Job) -> None:
 def _check_numbers(job: Job) -> None:
     if job.priority not in PRIORITIES:
         raise BadName("priority", job.priority, "from -100 to 100, the higher first")
-    if not (0 <= job.member <= MOST_TIMES and 1 <= job.max_crashes <= MOST_TIMES):
+    if not 0 <= job.member <= MOST_TIMES:
+        raise BadSetting(f"job {job.id}: member={job.member}: give a number from 0 to {MOST_TIMES:,}")
+    if not 1 <= job.max_crashes <= MOST_CRASHES:
         raise BadSetting(
-            f"job {job.id}: member cannot be negative, nor max_crashes below 1, "
-            f"nor either of them above {MOST_TIMES:,}"
+            f"job {job.id}: max_crashes={job.max_crashes}: give a number from 1 to {MOST_CRASHES:,}"
         )
     if not (
         0 <= job.delay_ms <= LONGEST_MS

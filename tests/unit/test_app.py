@@ -86,11 +86,13 @@ def test_two_tasks_cannot_share_a_name(app: App) -> None:
         def two() -> None: ...
 
 
-def test_a_bad_queue_or_priority_fails_at_declaration(app: App) -> None:
+def test_a_bad_queue_or_number_fails_at_declaration(app: App) -> None:
     with pytest.raises(BadName, match="queue"):
         app.task(queue="not a queue")(lambda: None)
     with pytest.raises(BadName, match="priority"):
         app.task(priority=1000)(lambda: None)
+    with pytest.raises(BadSetting, match="max_crashes=0"):
+        app.task(max_crashes=0)(lambda: None)
 
 
 def test_a_timeout_that_cannot_be_kept_is_refused_at_declaration(app: App) -> None:

@@ -174,6 +174,7 @@ WRONG = [
     ("'t', '[]', unique_key => ''", '"unique"', "512"),
     ("'t', '[]', unique_key => 'u', unique_until => 'never'", '"unique_until"', "started"),
     ("'t', '[]', max_crashes => 0", '"max_crashes"', "from 1"),
+    ("'t', '[]', max_crashes => 32768", '"max_crashes"', "to 32767"),
     ("'t', '{\"on_error\": \"dead\"}'", '"on_error"', "object"),
     ("'t', '{\"v\": 2}'", '"v"', "version 1"),
     ("'t', '[]', batch => 'nobody'", "unknown batch", ""),

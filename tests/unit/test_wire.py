@@ -154,7 +154,7 @@ JOBS = st.builds(
     key=st.none() | FREE_TEXT,
     batch=st.none() | FREE_TEXT,
     member=st.integers(0, 2**31 - 1),
-    max_crashes=st.integers(1, 2**31 - 1),
+    max_crashes=st.integers(1, 2**15 - 1),
     result_ttl_ms=st.none() | SPANS,
     on_success=st.none() | STRATEGIES,
     on_error=st.none() | STRATEGIES,
@@ -362,7 +362,7 @@ WRONG: list[dict[str, Any]] = [
     {"member": -1},
     {"member": 2**31},
     {"max_crashes": 0},
-    {"max_crashes": 2**31},
+    {"max_crashes": 2**15},
 ]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from skep.broker import KNOWN_FOR, Engine, Receipt
-from skep.errors import BadName
+from skep.broker import KNOWN_FOR, Engine, Receipt, Rule, RuleKind, Scope
+from skep.errors import BadName, BadSetting
 from skep.job import Done, State
 from skep.testing.clock import FakeClock
 from skep.testing.contract.endings import MORTAL, Way, every_ending
@@ -16,13 +16,16 @@ from skep.testing.contract.steps import (
     counts,
     found,
     look,
+    lose_leases,
     order,
     put_one,
+    put_some,
     settle_one,
     take,
     take_one,
 )
 from skep.testing.make import a_job
+from skep.wire import MOST_CRASHES
 
 
 class Putting:
@@ -104,6 +107,41 @@ class Putting:
 
         assert await engine.put([a_job(id=job.id)]) == [Receipt(job.id, created=False)]
 
+    @pytest.mark.parametrize("others", [0, 1], ids=["alone", "with others"])
+    async def test_an_id_is_used_wherever_its_job_is(self, engine: Engine, others: int) -> None:
+        """T1, I1: in line, to come, held, running alone or with others, ended; or gone, if it was chosen."""
+        used = [(await a_done_job(engine, keep=None, id="chosen", chosen=True)).id]
+        used += [(await a_done_job(engine)).id, (await a_cancelled_job(engine)).id]
+        used += await put_some(engine, 3)
+        await take(engine)
+        used += [(await put_one(engine)).id]
+        await take_one(engine)
+        used += [(await put_one(engine, delay_ms=60_000)).id]
+        await engine.add_rule(Rule(RuleKind.PAUSE, Scope.TASK, "kept"))
+        used += [(await put_one(engine, task="kept")).id]
+        assert await take(engine) == []
+        used += [(await put_one(engine)).id]
+        before = await found(engine, queue="default")
+
+        for job_id in used:
+            more = [a_job(queue="elsewhere") for _ in range(others)]
+            receipts = await engine.put([a_job(id=job_id), *more])
+            assert [receipt.created for receipt in receipts] == [False, *[True] * others], job_id
+
+        assert await found(engine, queue="default") == before
+        assert (await counts(engine)).put == len(used)
+
+    @pytest.mark.parametrize("others", [0, 1], ids=["alone", "with others"])
+    async def test_an_id_between_those_of_running_jobs_is_free(self, engine: Engine, others: int) -> None:
+        """T1: also that of one that ran with them and has gone."""
+        await engine.put([a_job(id=name) for name in ("a", "c", "e")])
+        leases = {lease.id: lease for lease in await take(engine)}
+        await settle_one(engine, leases["c"], Done())
+
+        for name in ("b", "c", "d"):
+            receipts = await engine.put([a_job(id=name), *(a_job() for _ in range(others))])
+            assert all(receipt.created for receipt in receipts), name
+
     @every_ending
     async def test_an_id_is_used_while_its_ended_job_is_kept(
         self, engine: Engine, clock: FakeClock, ending: Way
@@ -179,6 +217,27 @@ class Putting:
 
         assert await found(engine) == []
         assert [receipt.created for receipt in await engine.put([a_job()], token="once")] == [True]
+
+    @pytest.mark.parametrize("most", [0, MOST_CRASHES + 1, 2**31, 2**63])
+    async def test_more_crashes_than_every_engine_can_count_are_refused(
+        self, engine: Engine, most: int
+    ) -> None:
+        """T1, T8: the same bound everywhere, so that a job may move from one engine to another."""
+        with pytest.raises(BadSetting, match=f"max_crashes={most}"):
+            await engine.put([a_job(max_crashes=most)])
+
+        assert await found(engine) == []
+
+    async def test_a_job_may_crash_as_often_as_an_engine_can_count(
+        self, engine: Engine, clock: FakeClock
+    ) -> None:
+        """T1, T8."""
+        job = await put_one(engine, max_crashes=MOST_CRASHES)
+        await take_one(engine)
+        await lose_leases(engine, clock)
+
+        record = await look(engine, job.id)
+        assert (record.state, record.crashes) == (State.READY, 1)
 
     async def test_two_jobs_with_the_same_payload_are_two_jobs(self, engine: Engine) -> None:
         """T1, S1.26: an id tells them apart, not what they say."""

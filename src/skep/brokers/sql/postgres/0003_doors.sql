@@ -102,7 +102,7 @@ BEGIN
         WHEN field = 'headers' AND jsonb_path_exists(v, 'strict $.* ? (@.type() <> "string")') THEN 'an object of strings'
         WHEN field = 'priority' AND NOT (whole AND word::bigint BETWEEN -100 AND 100) THEN 'a whole number from -100 to 100'
         WHEN field = 'member' AND NOT (whole AND word::bigint BETWEEN 0 AND 2147483647) THEN 'a whole number from 0'
-        WHEN field = 'max_crashes' AND NOT (whole AND word::bigint BETWEEN 1 AND 32767) THEN 'a whole number from 1'
+        WHEN field = 'max_crashes' AND NOT (whole AND word::bigint BETWEEN 1 AND 32767) THEN 'a whole number from 1 to 32767'
         WHEN field IN ('delay_ms', 'expires_in_ms', 'timeout_ms', 'result_ttl_ms')
              AND NOT (whole AND word::bigint BETWEEN 0 AND 3155760000000) THEN 'whole milliseconds, from 0 to 100 years'
         WHEN field IN ('unique', 'key', 'batch') AND (kind <> 'string' OR length(word) NOT BETWEEN 1 AND 512)
