@@ -252,6 +252,8 @@ class PostgresBroker:
     async def _put(
         self, jobs: Sequence[Job], token: str | None, batch: Batch | None, *, seal: bool
     ) -> list[Receipt]:
+        if batch is None and len(jobs) == 1 and _is_plain(jobs[0]):
+            return [await self._put_one(jobs[0], token)]
         args = self._put_args(jobs, token, batch, seal=seal)
         news = soonest((job.queue, self._seconds_until_due(job)) for job in jobs)
         if said := self._hints.along(news):
@@ -261,6 +263,19 @@ class PostgresBroker:
             rows = await self._write("put", *args)
             self._hints.tell(news)
         return _receipts(jobs, rows)
+
+    async def _put_one(self, job: Job, token: str | None) -> Receipt:
+        """As most jobs are: plain, and alone."""
+        body = wire.encode(job)
+        args = (self._at(), job.id, job.task, job.queue, job.priority, job.max_crashes, body, token)
+        news = {job.queue: 0.0}
+        if said := self._hints.along(news):
+            [row] = await self._write("put_one_and_tell", *args, self._hints.channel, *said)
+            self._hints.wake(news)
+        else:
+            [row] = await self._write("put_one", *args)
+            self._hints.tell(news)
+        return Receipt(job.id, row[0])
 
     def _seconds_until_due(self, job: Job) -> float:
         """By our own clock, since it is only for a hint."""

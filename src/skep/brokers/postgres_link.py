@@ -38,6 +38,7 @@ CONNECT_WITHIN = 10.0
 CLOSE_WITHIN = 2.0
 SPARE_FOR = 60.0  # seconds after which a connection that was not needed is closed, but for the last one
 MIGRATE_WITHIN = 600.0
+LEEWAY = 0.1  # seconds
 QUIET, PROBE_EVERY, PROBES = (
     15,
     5,
@@ -390,8 +391,8 @@ async def _let_go(connection: Connection) -> None:
 
 
 def _milliseconds(seconds: float) -> str:
-    """As a setting of the server, for which 0 would mean: without end."""
-    return str(max(1, round(seconds * 1000)))
+    """As a setting of the server: a little longer than we wait, so that it is always we who give up first."""
+    return str(round((seconds + LEEWAY) * 1000))
 
 
 def _said(error: Exception) -> str:

@@ -10,6 +10,12 @@ SELECT n, there FROM skep.put($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12,
 UNION ALL
 SELECT 0, '' FROM (SELECT count(pg_notify($14, said)) AS n FROM unnest($15::text[]) AS said) AS told WHERE told.n < 0;
 
+-- name: put_one
+SELECT skep.put_one($1, $2, $3, $4, $5, $6, $7, $8);
+
+-- name: put_one_and_tell
+SELECT skep.put_one($1, $2, $3, $4, $5, $6, $7, $8), pg_notify($9, $10);
+
 -- name: put_called
 SELECT n, there FROM skep.put_called($1);
 

@@ -1133,6 +1133,23 @@ CREATE FUNCTION tell_rows(of_queue text, of_fences bigint[]) RETURNS SETOF lease
      GROUP BY piece ORDER BY piece
 $$;
 
+-- Lease this one job, which the caller has locked, and tell of it: lease_rows() and tell_rows() without their sets, in a
+-- third of the time.
+CREATE FUNCTION lease_row(t terms, place tid, until bigint, who text) RETURNS leased LANGUAGE plpgsql AS $$
+DECLARE
+    j job;
+BEGIN
+    DELETE FROM ready WHERE ctid = place RETURNING * INTO j;
+    j.fence := nextval('fence');
+    j.started_us := t.now_us;
+    j.attempts := j.attempts + 1;
+    j.until_us := until;
+    j.holder := who;
+    INSERT INTO running VALUES (j.*);
+    RETURN (NULL, NULL, j.queue, NULL, ARRAY[j.fence], ARRAY[j.id], ARRAY[j.task], ARRAY[j.body], ARRAY[j.put_us],
+            ARRAY[j.attempts], ARRAY[j.failures], ARRAY[j.crashes], ARRAY[j.batch], j.rank, j.pos)::leased;
+END $$;
+
 -- Lease these jobs, which the caller has locked and which are plain, as one chunk.
 CREATE FUNCTION lease_chunk(t terms, of_queue text, places tid[], until bigint, who text) RETURNS SETOF leased
 LANGUAGE plpgsql AS $$
@@ -1193,22 +1210,34 @@ DECLARE
     fences bigint[];
     plain boolean;
     bytes bigint;
+    due boolean;
+    paused boolean;
+    singly boolean;
 BEGIN
-    IF EXISTS (SELECT FROM scheduled WHERE queue = of_queue AND due_us <= t.now_us) THEN
+    -- One look for all that is rare: where nobody waits but for one job, statements are what its start waits for.
+    SELECT EXISTS (SELECT FROM scheduled WHERE queue = of_queue AND due_us <= t.now_us),
+           EXISTS (SELECT FROM rule WHERE kind IN ('pause', 'block') AND scope = 'queue' AND name = of_queue),
+           EXISTS (SELECT FROM rule WHERE kind <> 'cap' AND (scope <> 'queue' OR name = of_queue))
+               OR EXISTS (SELECT FROM held WHERE queue = of_queue)
+               OR EXISTS (SELECT FROM ready WHERE expires_us <= t.now_us)
+      INTO due, paused, singly;
+    IF due THEN
         PERFORM promote(t, of_queue, 1000);
+        singly := singly OR EXISTS (SELECT FROM ready WHERE expires_us <= t.now_us);
     END IF;
-    IF EXISTS (SELECT FROM rule WHERE kind IN ('pause', 'block') AND scope = 'queue' AND name = of_queue) THEN
+    IF paused THEN
         RETURN;  -- all of it stays where it is, however much that may be
     END IF;
-    IF EXISTS (SELECT FROM rule WHERE kind <> 'cap' AND (scope <> 'queue' OR name = of_queue))
-       OR EXISTS (SELECT FROM held WHERE queue = of_queue)
-       OR EXISTS (SELECT FROM ready WHERE expires_us <= t.now_us) THEN
+    IF singly THEN
         fences := lease_one_by_one(t, of_queue, want, until, who);
         RETURN QUERY SELECT * FROM tell_rows(of_queue, fences);
         RETURN;
     END IF;
     places := lock_line(of_queue, want, from_rank, from_pos);
     IF places = '{}' THEN
+        RETURN;
+    ELSIF cardinality(places) = 1 THEN
+        RETURN NEXT lease_row(t, places[1], until, who);
         RETURN;
     END IF;
     SELECT count(*) > 1 AND bool_and(
@@ -1233,9 +1262,9 @@ BEGIN
 END $$;
 
 -- A key that is held only until its job starts.
-CREATE FUNCTION free_started_keys(since_fence bigint) RETURNS void LANGUAGE sql AS $$
+CREATE FUNCTION free_started_keys(first_fence bigint) RETURNS void LANGUAGE sql AS $$
     DELETE FROM unique_key AS k USING running AS r
-     WHERE r.fence > since_fence AND r.unique_until = 'started' AND k.key = r.unique_key AND k.id = r.id
+     WHERE r.fence >= first_fence AND r.unique_until = 'started' AND k.key = r.unique_key AND k.id = r.id
 $$;
 
 -- --- what clients call ----------------------------------------------------------------------
@@ -1298,6 +1327,52 @@ BEGIN
     END IF;
 END $$;
 
+-- Put one plain job: what put() does, without its sets, in two thirds of the time.  Says whether it was created.
+CREATE FUNCTION put_one(
+    at bigint, new_id text, of_task text, of_queue text, of_priority smallint, most_crashes smallint, new_body bytea,
+    new_token text
+) RETURNS boolean LANGUAGE plpgsql SET search_path FROM CURRENT
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    now_us bigint := moment(at);
+    place bigint;
+    taken boolean;
+    capped boolean;
+BEGIN
+    IF new_token IS NOT NULL THEN
+        INSERT INTO token VALUES (new_token, now_us + 86400000000)
+        ON CONFLICT (token) DO UPDATE SET until_us = excluded.until_us WHERE token.until_us <= now_us;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
+    END IF;
+    place := nextval('back');
+    INSERT INTO ready (seq, pos, put_us, due_us, rank, max_crashes, attempts, failures, crashes, queue, id, task, body, member)
+    VALUES (place, place, now_us, now_us, -of_priority, most_crashes, 0, 0, 0, of_queue, new_id, of_task, new_body, 0)
+        ON CONFLICT (id) DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    -- See used_elsewhere() for why this comes after the entry in line.
+    SELECT EXISTS (SELECT FROM running   WHERE id = new_id)
+        OR EXISTS (SELECT FROM scheduled WHERE id = new_id)
+        OR EXISTS (SELECT FROM held      WHERE id = new_id)
+        OR EXISTS (SELECT FROM archive   WHERE id = new_id)
+        OR EXISTS (SELECT FROM known     WHERE id = new_id AND (until_us IS NULL OR until_us > now_us))
+        OR EXISTS (SELECT FROM chunk     WHERE last_id >= new_id AND first_id <= new_id AND member(chunk, new_id) > 0),
+           EXISTS (SELECT FROM rule      WHERE kind = 'cap')
+      INTO taken, capped;
+    IF taken THEN
+        DELETE FROM ready WHERE id = new_id;
+        RETURN false;
+    END IF;
+    INSERT INTO tally VALUES (of_queue, 1, 0);
+    IF capped THEN
+        PERFORM check_room(ARRAY[of_queue]);
+    END IF;
+    RETURN true;
+END $$;
+
 CREATE FUNCTION seal(at bigint, of_batch text, dead_us bigint, cancelled_us bigint) RETURNS boolean
 LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT seal_batch((moment(at), dead_us, cancelled_us)::terms, of_batch)
@@ -1313,7 +1388,7 @@ DECLARE
     answer leased;
     want integer;
     step integer;
-    since_fence bigint;
+    first_fence bigint;  -- of those that have a row
 BEGIN
     answer.now_us := t.now_us;
     IF fences IS NOT NULL THEN
@@ -1323,10 +1398,10 @@ BEGIN
     FOR n IN 1..coalesce(cardinality(queues), 0) LOOP
         want := least(wants[n], most);
         WHILE want > 0 LOOP
-            since_fence := coalesce(since_fence, (SELECT last_value FROM fence));
             step := least(want, 1023);
             FOR answer IN SELECT * FROM lease_some(t, queues[n], step, t.now_us + span_us, who, from_ranks[n], from_places[n]) LOOP
                 RETURN NEXT answer;
+                first_fence := least(first_fence, answer.fences[1]);
                 want := want - cardinality(answer.ids);
                 most := most - cardinality(answer.ids);
                 step := step - cardinality(answer.ids);
@@ -1334,8 +1409,8 @@ BEGIN
             EXIT WHEN step > 0;
         END LOOP;
     END LOOP;
-    IF since_fence IS NOT NULL AND EXISTS (SELECT FROM unique_key) THEN
-        PERFORM free_started_keys(since_fence - 1);
+    IF first_fence IS NOT NULL AND EXISTS (SELECT FROM unique_key) THEN
+        PERFORM free_started_keys(first_fence);
     END IF;
 END $$;
 
