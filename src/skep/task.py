@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
@@ -23,7 +24,7 @@ from skep.flow.steps import Flow, Single
 from skep.handle import Handle
 from skep.job import MAX_CRASHES, Job, UniqueUntil, new_id
 from skep.policy import Policy
-from skep.producer import Producer
+from skep.producer import MOST_PER_PUT, Producer
 from skep.signature import Signature, decoder_for, encode_value
 from skep.strategy import Archive, Bury, Delete, Repeat, Strategy
 from skep.transaction import Transaction
@@ -219,20 +220,44 @@ class Many(Generic[R_co]):
             yield self._task.make_job(args, {}, self._fields)
 
     async def aenqueue(self) -> list[Handle[R_co]]:
-        """Put them in bundles; each bundle wholly or not at all, and with tx= all of them so."""
-        producer, jobs = self._task.producer, list(self._jobs())
-        if self._tx is UNSET:
-            return self._handles(await producer.aput_many(jobs))
-        return self._handles(await producer.aput_in(self._tx, jobs))
+        """Put them in bundles; each bundle wholly or not at all, and with tx= all of them so.
+
+        What is wrong with one of them is found before any is put, unless an iterator makes them as they are
+        needed.
+        """
+        return [handle async for handle in self.astream()]
 
     def enqueue(self) -> list[Handle[R_co]]:
-        producer, jobs = self._task.producer, list(self._jobs())
-        if self._tx is UNSET:
-            return self._handles(producer.wait(producer.aput_many(jobs)))
-        return self._handles(producer.put_in(self._tx, jobs))
+        """The same for synchronous code."""
+        return list(self.stream())
 
-    def _handles(self, receipts: list[Receipt]) -> list[Handle[R_co]]:
-        return [self._task.handle(receipt) for receipt in receipts]
+    async def astream(self) -> AsyncIterator[Handle[R_co]]:
+        """The same, handle by handle: of what an iterator makes, only one bundle is in memory at a time.
+
+        They are put as far as somebody asks for their handles, and to the end of that bundle.
+        """
+        producer = self._task.producer
+        for bundle in self._bundles():
+            put = producer.aput_many(bundle) if self._tx is UNSET else producer.aput_in(self._tx, bundle)
+            for receipt in await put:
+                yield self._task.handle(receipt)
+
+    def stream(self) -> Iterator[Handle[R_co]]:
+        """The same for synchronous code."""
+        producer = self._task.producer
+        for bundle in self._bundles():
+            if self._tx is UNSET:
+                receipts = producer.wait(producer.aput_many(bundle))
+            else:
+                receipts = producer.put_in(self._tx, bundle)
+            yield from map(self._task.handle, receipts)
+
+    def _bundles(self) -> Iterator[list[Job]]:
+        jobs = self._jobs()
+        if isinstance(self._calls, Collection):
+            jobs = iter(list(jobs))
+        while bundle := list(islice(jobs, MOST_PER_PUT)):
+            yield bundle
 
 
 class Task(Generic[P, R_co]):

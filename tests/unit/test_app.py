@@ -6,7 +6,7 @@ import asyncio
 import enum
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -275,6 +275,54 @@ async def test_concurrent_enqueues_are_coalesced(app: App, counting: CountingBro
     assert len({handle.id for handle in handles}) == 200
     assert sum(counting.bundles) == 200
     assert len(counting.bundles) <= 3
+
+
+async def test_what_an_iterator_makes_is_put_bundle_by_bundle(app: App, counting: CountingBroker) -> None:
+    """So a million calls need the memory of a thousand."""
+    made = 0
+
+    def numbers() -> Iterator[int]:
+        nonlocal made
+        for n in range(2500):
+            made = n + 1
+            yield n
+
+    @app.task
+    async def ping(n: int) -> None: ...
+
+    handles = ping.many(numbers()).astream()
+    first = await anext(handles)
+    assert (made, counting.bundles) == (1000, [1000])
+    rest = [handle async for handle in handles]
+    assert (made, counting.bundles) == (2500, [1000, 1000, 500])
+    assert len({first.id, *(handle.id for handle in rest)}) == 2500
+    assert len(await ping.many(numbers()).aenqueue()) == 2500
+
+
+def test_handles_stream_in_synchronous_code_too(app: App) -> None:
+    @app.task
+    async def ping(n: int) -> None: ...
+
+    handles = ping.many(iter(range(1500))).stream()
+    next(handles)
+    assert app.queues.counts()["default"].put == 1000
+    assert len(list(handles)) == 1499
+    assert app.queues.counts()["default"].put == 1500
+    app.close()
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+async def test_a_wrong_call_among_many_is_found_before_any_is_put_unless_they_are_made_as_needed(
+    app: App, lazy: bool
+) -> None:
+    @app.task
+    async def ping(n: int) -> None: ...
+
+    calls: list[Any] = [*range(1500), "wrong"]
+    with pytest.raises(TypeError):
+        await ping.many(iter(calls) if lazy else calls).aenqueue()
+    queues = await app.queues.acounts()
+    assert sum(queue.put for queue in queues.values()) == (1000 if lazy else 0)
 
 
 async def test_one_bad_job_of_a_bundle_fails_alone(app: App, counting: CountingBroker) -> None:
