@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -181,7 +182,8 @@ class Producer:
         self._pid = os.getpid()
         self._engine: Engine | None = None
         self._opened = False
-        self._remote = self._in_order = False  # until it is opened
+        self._opening: Future[None] | None = None  # set while somebody does so
+        self._remote = self._in_order = False  # asked once: isinstance() of a protocol takes long
         self._background: Background | None = None
         self._coalescers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Coalescer]
         self._coalescers = weakref.WeakKeyDictionary()
@@ -192,6 +194,7 @@ class Producer:
         with self._lock:
             if self._pid != os.getpid():
                 self._pid, self._engine, self._opened, self._background = os.getpid(), None, False, None
+                self._opening = None
                 self._coalescers = weakref.WeakKeyDictionary()
             if self._engine is None:
                 self._engine = make_engine(self.url, clock=self._clock)
@@ -199,14 +202,34 @@ class Producer:
 
     async def ready(self) -> Engine:
         """The engine, opened and strong enough."""
-        engine = self.engine
-        if not self._opened:
+        while True:
+            engine = self.engine
+            if self._opened:
+                return engine
+            with self._lock:
+                opening, others = Future[None](), self._opening
+                if others is None:
+                    self._opening = opening
+            if others is None:
+                await self._open(engine, opening)
+            else:  # they may be in another thread; and if they are stopped, the turn is ours
+                await asyncio.shield(asyncio.wrap_future(others))
+
+    async def _open(self, engine: Engine, opening: Future[None]) -> None:
+        """For all who wait for it: nobody uses an engine that is half open."""
+        try:
             await engine.open()
             require(engine, self._floor)
             self._remote = isinstance(engine, Remote) and engine.remote
             self._in_order = isinstance(engine, Remote) and engine.in_order
             self._opened = True
-        return engine
+        except Exception as error:
+            opening.set_exception(error)
+            raise
+        finally:
+            self._opening = None
+            if not opening.done():
+                opening.set_result(None)
 
     async def aput(self, job: Job) -> Receipt:
         """Put one job, together with whatever else is being put at this moment."""

@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -20,6 +20,7 @@ from skep.errors import (
     BadName,
     BadSetting,
     DurabilityTooLow,
+    EngineUnavailable,
     JobFailed,
     QueueFull,
     ResultNotKept,
@@ -323,6 +324,58 @@ async def test_a_wrong_call_among_many_is_found_before_any_is_put_unless_they_ar
         await ping.many(iter(calls) if lazy else calls).aenqueue()
     queues = await app.queues.acounts()
     assert sum(queue.put for queue in queues.values()) == (1000 if lazy else 0)
+
+
+class SlowlyOpened(MemoryBroker):
+    """Is used by nobody before it is open, and fails to open at first if told so."""
+
+    def __init__(self, faults: int) -> None:
+        super().__init__()
+        self.faults = faults
+        self.opens = 0
+        self.open_now = False
+
+    async def open(self) -> Self:
+        self.opens += 1
+        await asyncio.sleep(0.01)
+        if self.opens <= self.faults:
+            raise EngineUnavailable("not yet")
+        self.open_now = True
+        return await super().open()
+
+    async def put(self, jobs: Sequence[Envelope], *, token: str | None = None) -> list[Receipt]:
+        assert self.open_now
+        return await super().put(jobs, token=token)
+
+
+async def test_many_who_come_first_wait_for_one_who_opens_the_engine(app: App) -> None:
+    """In this thread and in another; one that is half open was taken for open."""
+    app._engine = engine = SlowlyOpened(faults=0)
+
+    @app.task
+    async def ping(n: int) -> None: ...
+
+    elsewhere = [asyncio.to_thread(ping.enqueue, n) for n in range(5)]
+    await asyncio.gather(*elsewhere, *(ping.aenqueue(n) for n in range(20)))
+    assert engine.opens == 1
+    assert len(await app.jobs.afind()) == 25
+
+
+async def test_who_waits_for_an_engine_that_cannot_be_opened_hears_of_it(app: App) -> None:
+    app._engine = engine = SlowlyOpened(faults=1)
+    answers = await asyncio.gather(*(app.ready() for _ in range(3)), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [EngineUnavailable] * 3
+    assert engine.opens == 1
+    assert await app.ready() is engine
+
+
+async def test_of_those_who_wait_for_the_engine_the_next_opens_it_if_the_first_is_stopped(app: App) -> None:
+    app._engine = engine = SlowlyOpened(faults=0)
+    first, second = (asyncio.create_task(app.ready()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second is engine
+    assert engine.opens == 2
 
 
 async def test_one_bad_job_of_a_bundle_fails_alone(app: App, counting: CountingBroker) -> None:
