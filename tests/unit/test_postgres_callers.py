@@ -317,6 +317,57 @@ async def test_an_awaited_job_appears_if_and_only_if_the_transaction_commits(
     assert await app.jobs.aget(handle.id) is not None
 
 
+# --- behind a pooler ---------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def of_asyncpg_without_names(url: str) -> AsyncIterator[Opened]:
+    connection = await asyncpg.connect(url, statement_cache_size=0)
+    transaction = connection.transaction()
+    await transaction.start()
+    try:
+        yield Opened(connection, connection.execute, transaction.commit, transaction.rollback)
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def of_psycopg_without_names(url: str) -> AsyncIterator[Opened]:
+    async with await psycopg.AsyncConnection.connect(url, prepare_threshold=None) as connection:
+        yield Opened(connection, connection.execute, connection.commit, connection.rollback)
+
+
+POOLED = {"asyncpg": of_asyncpg_without_names, "psycopg": of_psycopg_without_names}
+
+
+@pytest.mark.parametrize("kind", POOLED)
+async def test_transactions_that_share_sessions_do_not_share_jobs(
+    kind: str, pgbouncer_url: str, postgres_url: str, schema: str, orders: Orders
+) -> None:
+    """S2.2, S2.3, F30: pgbouncer in transaction mode, and more callers than it has sessions."""
+    app = App(f"{pgbouncer_url}?schema={schema}&listen={postgres_url}")
+    await app.ready()  # not while they have all the sessions there are, and wait for it
+
+    @app.task(name="ship")
+    async def ship(number: int) -> None: ...
+
+    async def order(number: int) -> None:
+        async with POOLED[kind](pgbouncer_url) as opened:
+            await opened.execute(orders.insert(number))
+            for _ in range(2):
+                await ship.using(tx=opened.tx).aenqueue(number)
+            await (opened.rollback() if number % 2 else opened.commit())
+
+    for _ in range(2):
+        await asyncio.gather(*(order(number) for number in range(20)))
+
+    committed = [number for number in range(0, 20, 2) for _ in range(2)]
+    assert orders.numbers == committed
+    jobs = [msgspec.json.decode(record.body)["args"][0] async for record in app.jobs.aeach()]
+    assert sorted(jobs) == sorted([*committed, *committed])
+    await app.aclose()
+
+
 @pytest.mark.parametrize("kind", HERE)
 def test_a_job_appears_if_and_only_if_the_transaction_commits(
     kind: str, app: App, postgres_url: str, orders: Orders

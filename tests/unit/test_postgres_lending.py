@@ -21,9 +21,14 @@ from skep.testing.make import HOLDER, SPAN, a_job
 from skep.worker import Lane, Mode, Settings, Worker
 
 
-@pytest_asyncio.fixture
-async def app(postgres_url: str, schema: str) -> AsyncIterator[App]:
-    app = App(f"{postgres_url}?schema={schema}&transactions=2")
+@pytest_asyncio.fixture(params=["the server", "pgbouncer"])
+async def app(request: pytest.FixtureRequest, postgres_url: str, schema: str) -> AsyncIterator[App]:
+    """Also where sessions are had only for the length of a transaction, which is all that is needed."""
+    if request.param == "pgbouncer":
+        url = f"{request.getfixturevalue('pgbouncer_url')}?listen={postgres_url}&"
+    else:
+        url = f"{postgres_url}?"
+    app = App(f"{url}schema={schema}&transactions=2")
     yield app
     await app.aclose()
 
@@ -298,7 +303,7 @@ async def test_a_connection_that_is_killed_under_a_job_costs_one_attempt(app: Ap
         runs.append(number)
         await rows.add(tx, number)
         if len(runs) == 1:
-            pid = tx.connection.get_server_pid()
+            pid = await tx.connection.fetchval("SELECT pg_backend_pid()")
             await rows.connection.execute("SELECT pg_terminate_backend($1)", pid)
 
     await write.aenqueue(7)
@@ -307,6 +312,7 @@ async def test_a_connection_that_is_killed_under_a_job_costs_one_attempt(app: Ap
     assert (runs, await rows.all()) == ([7, 7], [7])
 
 
+@pytest.mark.parametrize("app", ["the server"], indirect=True)  # what a session keeps is lost in a pooler
 async def test_connections_are_lent_to_few_and_left_as_they_were(app: App, rows: Rows) -> None:
     """Two at a time here; the engine's own work goes on beside them."""
     pids: list[int] = []
