@@ -64,8 +64,9 @@ class Plan(Struct, frozen=True, kw_only=True):
         """The job as a member; what it says of its own time stands."""
         if not isinstance(job, Job):
             raise TypeError(f"a batch has jobs, and {job!r} is none: write task.job(…), or task.many(…)")
-        own_time = job.delay_ms or job.due_at is not None
-        return replace(job, batch=self.batch.id, member=number, **({} if own_time else self.fields))
+        if not self.fields or job.delay_ms or job.due_at is not None:
+            return replace(job, batch=self.batch.id, member=number)
+        return replace(job, batch=self.batch.id, member=number, **self.fields)
 
 
 def plan_batch(
@@ -288,6 +289,7 @@ class AsyncBatchWriter:
         self._producer = producer
         self._stream = stream
         self._waiting: list[Job] = []
+        self._bodies: list[bytes] = []  # of those
         self._putting = asyncio.Lock()
 
     @property
@@ -303,15 +305,21 @@ class AsyncBatchWriter:
         return self.add_job(task.job(*args, **kwargs))
 
     def add_job(self, job: Job) -> Added:
-        member = self._stream.member(job)
-        wire.encode(member)  # what is wrong with it is wrong here, and not with a piece of others
-        self._waiting.append(member)
-        return Added(self, member.id)
+        return Added(self, self._gather(job))
 
     async def add_many(self, calls: Iterable[Job]) -> None:
         """`await b.add_many(task.many(…))`, in flat memory."""
         for job in calls:
-            await self.add_job(job)
+            self._gather(job)
+            if len(self._waiting) >= MOST_PER_PUT:
+                await self.make_room()
+
+    def _gather(self, job: Job) -> str:
+        member = self._stream.member(job)
+        body = wire.encode(member)  # what is wrong with it is wrong here, and not with a piece of others
+        self._waiting.append(member)
+        self._bodies.append(body)
+        return member.id
 
     def batch(self, calls: Iterable[Job] = (), *, seal: bool = True, **said: Unpack[Said]) -> NewBatch:
         """A batch inside this one, made like `app.batch(…)`: this one ends after it."""
@@ -340,13 +348,20 @@ class AsyncBatchWriter:
         async with self._putting:
             while len(self._waiting) > MOST_PER_PUT:
                 await self._put_piece()
-            await (self._stream.finish(self._waiting) if seal else self._stream.put(self._waiting))
-            self._waiting = []
+            piece = self._piece()
+            await (self._stream.finish(piece) if seal else self._stream.put(piece))
+            self._drop(piece)
 
     async def _put_piece(self) -> None:
-        piece = self._waiting[:MOST_PER_PUT]
+        piece = self._piece()
         await self._stream.put(piece)
-        del self._waiting[: len(piece)]  # not earlier: what could not be put is put with the next
+        self._drop(piece)  # not earlier: what could not be put is put with the next
+
+    def _piece(self) -> wire.Piece:
+        return wire.Piece(self._waiting[:MOST_PER_PUT], self._bodies[:MOST_PER_PUT])
+
+    def _drop(self, piece: wire.Piece) -> None:
+        del self._waiting[: len(piece)], self._bodies[: len(piece)]
 
 
 class BatchWriter:

@@ -7,6 +7,7 @@ parser sees the bytes, because a parser may crash on what is deep enough.  See d
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from datetime import MAXYEAR, MINYEAR
 from typing import Any
 
@@ -61,7 +62,7 @@ _BOUNDS: dict[str, dict[str, str | int]] = {
     **{name: {"minLength": 1, "maxLength": _FREE_TEXT_MAX} for name in ("unique", "key", "batch")},
 }
 
-_NONE_OF_THEM = (None,) * 5
+_NONE_OF_THEM = (None,) * 4
 _NO_KWARGS = Job(id="x", task="x").kwargs  # one for all jobs that have none
 
 _encoder = msgspec.json.Encoder()
@@ -69,6 +70,18 @@ _decoder = msgspec.json.Decoder(Job)
 _loose_decoder = msgspec.json.Decoder(dict[str, Raw])
 _any_decoder = msgspec.json.Decoder()
 _good_names: set[tuple[str, str]] = set()
+
+
+class Piece(list[Job]):
+    """Jobs that were encoded when they were gathered, and need not be once more when they are put."""
+
+    def __init__(self, jobs: Iterable[Job], bodies: list[bytes]) -> None:
+        super().__init__(jobs)
+        self.bodies = bodies
+
+
+def encode_all(jobs: Sequence[Job]) -> list[bytes]:
+    return jobs.bodies if isinstance(jobs, Piece) else [encode(job) for job in jobs]
 
 
 def encode(job: Job, limits: Limits = LIMITS) -> bytes:
@@ -172,6 +185,8 @@ def check(job: Job) -> None:
         raise BadName("job id", job.id, "1 to 128 visible ASCII characters, without spaces")
     if not _begins(job.args, b"[") or not (job.kwargs is _NO_KWARGS or _begins(job.kwargs, b"{")):
         raise BadSetting(f"job {job.id}: args must be a JSON array, and kwargs a JSON object")
+    if job.batch is not None or job.member:
+        _check_membership(job)
     if not _is_plain(job):
         _check_texts(job)
         _check_numbers(job)
@@ -182,9 +197,9 @@ def check(job: Job) -> None:
 def _is_plain(job: Job) -> bool:
     """Most jobs have nothing special: one look at each field tells, and only the others pay for more."""
     return (
-        (job.unique, job.key, job.batch, job.due_at, job.expires_at) == _NONE_OF_THEM
+        (job.unique, job.key, job.due_at, job.expires_at) == _NONE_OF_THEM
         and (job.on_success, job.on_error, job.on_timeout) == (None, None, None)
-        and not (job.priority or job.delay_ms or job.member or job.expires_in_ms)
+        and not (job.priority or job.delay_ms or job.expires_in_ms)
         and not (job.timeout_ms or job.result_ttl_ms)
         and job.max_crashes == MAX_CRASHES
     )
@@ -194,17 +209,28 @@ def _begins(raw: Raw, bracket: bytes) -> bool:
     return memoryview(raw)[:1] == bracket  # and not bytes(raw): those would be a copy
 
 
+def _check_membership(job: Job) -> None:
+    """Members are many, and mostly plain in all other ways."""
+    if job.batch is not None:
+        _check_text_of("batch id", job.batch)
+    if not 0 <= job.member <= MOST_TIMES:
+        raise BadSetting(f"job {job.id}: member cannot be negative, nor above {MOST_TIMES:,}")
+
+
 def _check_texts(job: Job) -> None:
-    for what, text in (("unique key", job.unique), ("key", job.key), ("batch id", job.batch)):
-        if text is not None and (not text or len(text) > _FREE_TEXT_MAX or "\0" in text):
-            raise BadName(what, text, f"1 to {_FREE_TEXT_MAX} characters, none of them NUL")
+    for what, text in (("unique key", job.unique), ("key", job.key)):
+        if text is not None:
+            _check_text_of(what, text)
+
+
+def _check_text_of(what: str, text: str) -> None:
+    if not text or len(text) > _FREE_TEXT_MAX or "\0" in text:
+        raise BadName(what, text, f"1 to {_FREE_TEXT_MAX} characters, none of them NUL")
 
 
 def _check_numbers(job: Job) -> None:
     if job.priority not in PRIORITIES:
         raise BadName("priority", job.priority, "from -100 to 100, the higher first")
-    if not 0 <= job.member <= MOST_TIMES:
-        raise BadSetting(f"job {job.id}: member={job.member}: give a number from 0 to {MOST_TIMES:,}")
     if not 1 <= job.max_crashes <= MOST_CRASHES:
         raise BadSetting(
             f"job {job.id}: max_crashes={job.max_crashes}: give a number from 1 to {MOST_CRASHES:,}"

@@ -301,7 +301,7 @@ class MemoryBroker:
         self, jobs: Sequence[Job], token: str | None, batch: Batch | None = None, *, seal: bool = False
     ) -> list[Receipt]:
         """Check everything first, so that what raises has changed nothing."""
-        bodies = [wire.encode(job) for job in jobs]
+        bodies = wire.encode_all(jobs)
         with self._gate:
             now_us = self._clock.now_us()
             if self._repeated(token, now_us):

@@ -225,7 +225,7 @@ class RedisBroker:
     async def _put(
         self, jobs: Sequence[Job], token: str | None, batch: Batch | None, *, seal: bool
     ) -> list[Receipt]:
-        call: dict[str, object] = {"jobs": [draft(job, wire.encode(job)) for job in jobs], "seal": seal}
+        call: dict[str, object] = {"jobs": list(map(draft, jobs, wire.encode_all(jobs))), "seal": seal}
         if batch is not None:
             call["batch"] = batch_draft(batch)
         refused = await self._call("put", token or "", packed(call))

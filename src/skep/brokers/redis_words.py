@@ -129,13 +129,13 @@ class Kinds:
         numbers: dict[tuple[str, str, int, int], int] = {}
         kinds: list[Argument] = []
         told: list[Argument] = []
-        for job in jobs:
+        for job, body in zip(jobs, wire.encode_all(jobs), strict=True):
             kind = (job.task, job.queue, job.priority, job.max_crashes)
             number = numbers.get(kind)
             if number is None:
                 number = numbers[kind] = len(numbers) + 1
                 kinds += self._told(kind)
-            told += (number, job.id, wire.encode(job))
+            told += (number, job.id, body)
         return [len(numbers), *kinds, len(jobs), *told]
 
     def _told(self, kind: tuple[str, str, int, int]) -> tuple[Argument, ...]:

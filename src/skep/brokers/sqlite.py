@@ -126,13 +126,13 @@ class SQLiteBroker:
     # --- Broker --------------------------------------------------------------------------
 
     async def put(self, jobs: Sequence[Job], *, token: str | None = None) -> list[Receipt]:
-        bodies = [wire.encode(job) for job in jobs]
+        bodies = wire.encode_all(jobs)
         return await self._write(lambda work: work.put(jobs, bodies, token))
 
     async def put_batch(
         self, batch: Batch, jobs: Sequence[Job] = (), *, seal: bool = True, token: str | None = None
     ) -> list[Receipt]:
-        bodies = [wire.encode(job) for job in jobs]
+        bodies = wire.encode_all(jobs)
         return await self._write(lambda work: work.put(jobs, bodies, token, batch, seal=seal))
 
     async def put_in(
@@ -145,7 +145,7 @@ class SQLiteBroker:
         self, tx: sqlite3.Connection, jobs: Sequence[Job], *, token: str | None = None
     ) -> list[Receipt]:
         """The same for synchronous code: a connection of SQLite stays in its thread in either case."""
-        bodies = [wire.encode(job) for job in jobs]
+        bodies = wire.encode_all(jobs)
         with self._file.joining(tx):
             work = _Work(tx, self._clock.now_us(), self._retention)
             receipts = work.put(jobs, bodies, token)
