@@ -377,8 +377,8 @@ class PostgresBroker:
             [job.queue for job in jobs],
             [job.priority for job in jobs],
             [job.max_crashes for job in jobs],
-            [wire.encode(job) for job in jobs],
-            None if all(map(_is_plain, jobs)) else _text(_facts_of_all(jobs)),
+            wire.encode_all(jobs),
+            _facts_of_put(jobs),
             token,
             None if batch is None else _text(_batch_draft(batch)),
             seal,
@@ -676,12 +676,16 @@ class _Floors:
 
 def _is_plain(job: Job) -> bool:
     """Whether it can be put in arrays: due now, remembered by nobody, alone."""
+    return job.batch is None and _is_simple(job)
+
+
+def _is_simple(job: Job) -> bool:
+    """Whether it has nothing special, but may be a member of a batch."""
     return not (
         job.delay_ms
         or job.chosen
         or job.due_at is not None
         or job.unique is not None
-        or job.batch is not None
         or job.key is not None
         or job.expires_at is not None
         or job.expires_in_ms is not None
@@ -694,6 +698,18 @@ def _counts(found: Counter[str]) -> Counts:
     ended = found["done"] + found["dead"] + found["cancelled"]
     del found["due"]  # they are as good as in line
     return Counts(**found, ready=found["put"] - found["deleted"] - elsewhere - ended)
+
+
+def _facts_of_put(jobs: Sequence[Job]) -> str | None:
+    """What arrays do not say of these jobs.  The pieces of a batch are put as quickly as plain jobs."""
+    if not all(map(_is_simple, jobs)):
+        return _text(_facts_of_all(jobs))
+    if not jobs or all(job.batch is None for job in jobs):
+        return None
+    batch, first = jobs[0].batch, jobs[0].member
+    if all(job.batch == batch and job.member == number for number, job in enumerate(jobs, first)):
+        return _text({"batch": batch, "first": first})
+    return _text(_facts_of_all(jobs))
 
 
 def _facts_of_all(jobs: Sequence[Job]) -> dict[str, object]:
@@ -838,8 +854,9 @@ def _leases(row: Row, until: datetime) -> list[Lease]:
     queue, number = row["queue"], row["number"]
     moments = {us: from_us(us) for us in set(row["puts_us"])}  # jobs that were put together share one
     if number is not None:
+        batch = row["batches"][0] if row["batches"] else None
         return [
-            Lease(job_id, fence, task, queue, body, 1, 0, 0, until, moments[put_us])
+            Lease(job_id, fence, task, queue, body, 1, 0, 0, until, moments[put_us], batch)
             for fence, (job_id, task, body, put_us) in enumerate(
                 zip(row["ids"], row["tasks"], row["bodies"], row["puts_us"], strict=True), number + 1
             )

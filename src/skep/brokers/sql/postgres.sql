@@ -143,28 +143,20 @@ SELECT skep.remove_rule($1, $2, $3);
 -- One batch, or those after an id, with how far their live members are.
 SELECT b.id, b.body, b.sealed, b.live, b.done, b.dead, b.cancelled, b.created_us, b.finished_us, b.keep_us, b.parent,
        m.enqueued, m.retrying, m.running + (
-           SELECT count(*) FROM skep.batch c WHERE c.parent = b.id AND c.finished_us IS NULL) AS running
+           SELECT coalesce(sum(c.members), 0)::bigint FROM skep.chunk c WHERE c.batch = b.id AND c.born = b.born) + (
+           SELECT count(*) FROM skep.batch n
+            WHERE n.parent = b.id AND n.born > b.born AND n.finished_us IS NULL) AS running
   FROM skep.batch b, LATERAL (
        SELECT count(*) FILTER (WHERE NOT l.running AND l.failures = 0 AND l.crashes = 0) AS enqueued,
               count(*) FILTER (WHERE NOT l.running AND (l.failures > 0 OR l.crashes > 0)) AS retrying,
               count(*) FILTER (WHERE l.running) AS running
-         FROM skep.live l WHERE l.batch = b.id AND l.stepped IS NOT TRUE) AS m
+         FROM skep.live l WHERE l.batch = b.id AND l.seq > b.born AND l.stepped IS NOT TRUE) AS m
  WHERE ($1::text IS NULL OR b.id = $1) AND ($2::text IS NULL OR b.id > $2)
  ORDER BY b.id
  LIMIT $3;
 
 -- name: members
--- Ended members, live jobs and live nested batches, by number.
-SELECT member, id, state, result, reason FROM (
-    SELECT member, id, state, result, reason FROM skep.member WHERE batch = $1
-    UNION ALL
-    SELECT member, id, CASE WHEN running THEN 'running' ELSE 'ready' END, NULL, NULL
-      FROM skep.live WHERE batch = $1 AND stepped IS NOT TRUE
-    UNION ALL
-    SELECT member, id, 'running', NULL, NULL FROM skep.batch WHERE parent = $1 AND finished_us IS NULL) AS m
- WHERE member > coalesce($2::integer, -1) AND EXISTS (SELECT FROM skep.batch WHERE id = $1)
- ORDER BY member, id
- LIMIT $3;
+SELECT member, id, state, result, reason FROM skep.members($1, coalesce($2::integer, -1), $3);
 
 -- name: delete_batch
 SELECT skep.delete_batch($1, $2, $3, $4);

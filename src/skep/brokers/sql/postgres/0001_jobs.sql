@@ -30,7 +30,7 @@ CREATE TYPE job AS (
     limit_key    text COLLATE "C",
     batch        text COLLATE "C",
     member       integer,
-    stepped      boolean,   -- its batch has counted it already, or is gone
+    stepped      boolean,   -- its batch has counted it already, or did not take it in
     error        text,
     progress     text,
     log          text[],
@@ -75,7 +75,7 @@ CREATE TABLE running OF job (PRIMARY KEY (fence), UNIQUE (id))
 ALTER TABLE running ALTER body SET STORAGE EXTERNAL;
 CREATE INDEX running_batch ON running (batch, seq) WHERE batch IS NOT NULL;
 
--- What one claim took of one queue, as one row instead of many: plain jobs in their first run.
+-- What one claim took of one queue, as one row instead of many: plain jobs in their first run, of one batch or of none.
 --
 -- Member n, from 1, has the fence `number + n`; fences that end with ten zeros are those of `running`.  A member
 -- is gone when its bit is set.  Whatever is more than being renewed or done with the others happens to
@@ -91,6 +91,8 @@ CREATE TABLE chunk (
     holder      text,
     first_id    text     COLLATE "C" NOT NULL,      -- the least of the ids, and the greatest: new ids are past both
     last_id     text     COLLATE "C" NOT NULL,
+    batch       text     COLLATE "C",
+    born        bigint,                             -- of that batch; NULL: they count in none
     ids         text[]   COLLATE "C" NOT NULL,
     tasks       text[]   COLLATE "C" NOT NULL,
     bodies      bytea[]  NOT NULL,
@@ -98,11 +100,12 @@ CREATE TABLE chunk (
     puts_us     bigint[] NOT NULL,
     dues_us     bigint[] NOT NULL,
     ranks       smallint[] NOT NULL,
-    max_crashes smallint[] NOT NULL
+    max_crashes smallint[] NOT NULL,
+    in_batch    integer[]                           -- their numbers there
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 ALTER TABLE chunk ALTER ids SET STORAGE EXTERNAL, ALTER tasks SET STORAGE EXTERNAL, ALTER bodies SET STORAGE EXTERNAL,
     ALTER seqs SET STORAGE EXTERNAL, ALTER puts_us SET STORAGE EXTERNAL, ALTER dues_us SET STORAGE EXTERNAL,
-    ALTER ranks SET STORAGE EXTERNAL, ALTER max_crashes SET STORAGE EXTERNAL;
+    ALTER ranks SET STORAGE EXTERNAL, ALTER max_crashes SET STORAGE EXTERNAL, ALTER in_batch SET STORAGE EXTERNAL;
 CREATE INDEX chunk_last_id ON chunk (last_id);
 
 CREATE TABLE archive OF job (PRIMARY KEY (seq), UNIQUE (id));
@@ -120,11 +123,12 @@ CREATE VIEW live AS
 -- The members of a chunk as the jobs that they are.
 CREATE FUNCTION members_of(c chunk) RETURNS SETOF job LANGUAGE sql STABLE AS $$
     SELECT m.seq, m.seq, m.put_us, m.due_us, NULL::bigint, c.number + m.n, c.started_us, m.rank, m.max_crashes, 1, 0, 0,
-           c.queue, m.id, m.task, m.body, NULL::boolean, NULL::text, NULL::text, NULL::text, NULL::text, 0, NULL::boolean,
+           c.queue, m.id, m.task, m.body, NULL::boolean, NULL::text, NULL::text, NULL::text, c.batch,
+           coalesce(m.number, 0), NULL::boolean,
            NULL::text, NULL::text, NULL::text[], NULL::jsonb, NULL::text, NULL::text, c.until_us, c.holder, NULL::boolean,
            NULL::text, NULL::bigint, NULL::bigint, NULL::text, NULL::bytea
-      FROM unnest(c.seqs, c.puts_us, c.dues_us, c.ranks, c.max_crashes, c.ids, c.tasks, c.bodies)
-      WITH ORDINALITY AS m (seq, put_us, due_us, rank, max_crashes, id, task, body, n)
+      FROM unnest(c.seqs, c.puts_us, c.dues_us, c.ranks, c.max_crashes, c.ids, c.tasks, c.bodies, c.in_batch)
+      WITH ORDINALITY AS m (seq, put_us, due_us, rank, max_crashes, id, task, body, number, n)
      WHERE c.gone IS NULL OR get_bit(c.gone, m.n::integer - 1) = 0
 $$;
 
@@ -151,8 +155,11 @@ CREATE TABLE unique_key (key text COLLATE "C" PRIMARY KEY, id text NOT NULL);
 
 CREATE TABLE rule (kind text COLLATE "C", scope text COLLATE "C", name text COLLATE "C", n integer NOT NULL, PRIMARY KEY (kind, scope, name));
 
+-- A job counts in the batch that it names if that was born before the job was put.  So those of a batch that is gone step
+-- nothing, also if there is one of that name again, and nobody has to look for them.
 CREATE TABLE batch (
     id          text    COLLATE "C" PRIMARY KEY,
+    born        bigint  NOT NULL,               -- its place in the order of puts
     body        text    NOT NULL,
     calls       jsonb   NOT NULL,               -- what to put on_failed, on_succeeded and on_finished
     sealed      boolean NOT NULL DEFAULT false,
@@ -172,16 +179,21 @@ CREATE INDEX batch_parent ON batch (parent, member) WHERE parent IS NOT NULL;
 CREATE INDEX batch_keep ON batch (keep_us) WHERE keep_us IS NOT NULL;
 CREATE INDEX batch_open ON batch (open_us) WHERE NOT sealed;
 
--- Members that have ended; the live ones are found through the indexes on batch and parent.
-CREATE TABLE member (
-    batch  text    COLLATE "C" NOT NULL,
-    member integer NOT NULL,
-    id     text    COLLATE "C" NOT NULL,
-    state  text    NOT NULL,
-    result bytea,
-    reason text,
-    PRIMARY KEY (batch, member, id)
-);
+-- Members that have ended: those that did so together and in the same way are one row.  The live ones are found through
+-- the indexes on batch and parent, and in the chunks.
+CREATE TABLE ended (
+    batch   text      COLLATE "C" NOT NULL,
+    first   integer   NOT NULL,                 -- the least of the numbers, and the greatest
+    last    integer   NOT NULL,
+    n       integer   NOT NULL,                 -- how many they are
+    state   text      NOT NULL,
+    reason  text,
+    numbers integer[] NOT NULL,
+    ids     text[]    COLLATE "C" NOT NULL,
+    results bytea[]                             -- NULL: none of them left one
+) WITH (toast_tuple_target = 8160);             -- a hundred ids stay in the row
+CREATE INDEX ended_batch ON ended (batch, first);
+ALTER TABLE ended ALTER numbers SET STORAGE EXTERNAL, ALTER ids SET STORAGE EXTERNAL;
 
 CREATE TABLE schedule (
     name    text    COLLATE "C" PRIMARY KEY,

@@ -127,10 +127,10 @@ END $$;
 -- The leases that may be members, by their chunks, each in the order of its members; one that is given twice counts once,
 -- where it comes first.
 CREATE FUNCTION by_chunk(fences bigint[], ids text[], outcomes text[])
-RETURNS TABLE (number bigint, numbers integer[], ids text[], outcomes text[], places integer[], plain boolean)
+RETURNS TABLE (number bigint, numbers integer[], ids text[], outcomes text[], places integer[], last_place integer, plain boolean)
 LANGUAGE sql STABLE AS $$  -- it is inlined
     SELECT l.fence & -1024, array_agg((l.fence & 1023)::integer), array_agg(l.id), array_agg(l.outcome),
-           array_agg(l.place::integer), bool_and(l.outcome IS NULL)
+           array_agg(l.place::integer), max(l.place)::integer, bool_and(l.outcome IS NULL)
       FROM (SELECT DISTINCT ON (l.fence, l.id) *
               FROM unnest(fences, ids, outcomes) WITH ORDINALITY AS l (fence, id, outcome, place)
              WHERE l.fence & 1023 > 0 ORDER BY l.fence, l.id, l.place) AS l
@@ -186,35 +186,55 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Members of one batch that are done: it steps once for all of them, where the last of them stands in the call.
+CREATE TYPE step AS (
+    batch   text,
+    born    bigint,
+    place   integer,
+    numbers integer[],
+    ids     text[],
+    results bytea[]
+);
+
 -- End leases of members that are done, and break out those with other outcomes, or with emissions.
--- Gives the numbers, from 1, of the leases that have ended here.
-CREATE FUNCTION settle_members(t terms, fences bigint[], ids text[], outcomes text[]) RETURNS integer[]
-LANGUAGE plpgsql AS $$
+-- Gives the numbers, from 1, of the leases that have ended here, and how batches are to step.
+CREATE FUNCTION settle_members(
+    t terms, fences bigint[], of_ids text[], outcomes text[], OUT ended integer[], OUT steps step[]
+) LANGUAGE plpgsql AS $$
 DECLARE
-    ended integer[] := '{}';
     l record;
+    c record;
     s record;
-    of_queue text;
 BEGIN
-    FOR l IN SELECT * FROM by_chunk(fences, ids, outcomes) LOOP
+    ended := '{}';
+    steps := '{}';
+    FOR l IN SELECT * FROM by_chunk(fences, of_ids, outcomes) LOOP
         IF l.plain THEN
-            DELETE FROM chunk WHERE number = l.number AND gone IS NULL AND chunk.ids = l.ids RETURNING queue INTO of_queue;
+            DELETE FROM chunk WHERE number = l.number AND gone IS NULL AND ids = l.ids
+            RETURNING queue, batch, born, in_batch INTO c;
             IF FOUND THEN
-                INSERT INTO tally VALUES (of_queue, 0, cardinality(l.ids));
+                INSERT INTO tally VALUES (c.queue, 0, cardinality(l.ids));
                 ended := ended || l.places;
+                IF c.born IS NOT NULL THEN
+                    steps := steps || (c.batch, c.born, l.last_place, c.in_batch, l.ids, NULL)::step;
+                END IF;
                 CONTINUE;
             END IF;
         END IF;
-        SELECT queue INTO of_queue FROM chunk WHERE number = l.number FOR UPDATE;
+        SELECT queue, batch, born INTO c FROM chunk WHERE number = l.number FOR UPDATE;
         CONTINUE WHEN NOT FOUND;
         SELECT array_agg(n) FILTER (WHERE done) AS done, array_agg(place) FILTER (WHERE done) AS places,
+               max(place) FILTER (WHERE done) AS last_place,
+               array_agg(id) FILTER (WHERE done) AS ids, array_agg(number) FILTER (WHERE done) AS numbers,
+               CASE WHEN count(result) FILTER (WHERE done) > 0 THEN array_agg(result) FILTER (WHERE done) END AS results,
                array_agg(n) FILTER (WHERE done AND keep) AS kept, array_agg(o) FILTER (WHERE done AND keep) AS outcomes,
                array_agg(n) FILTER (WHERE NOT done) AS others INTO s
           FROM (SELECT m.n::integer AS n, given.place, o, coalesce((o->>'keep_us')::bigint > 0, false) AS keep,
-                       o IS NULL OR (o->>'kind' = 'done' AND NOT o ? 'emit') AS done
-                  FROM chunk, unnest(chunk.ids) WITH ORDINALITY AS m (id, n),
+                       o IS NULL OR (o->>'kind' = 'done' AND NOT o ? 'emit') AS done,
+                       m.id, m.number, decode(o->>'result', 'base64') AS result
+                  FROM chunk, unnest(chunk.ids, chunk.in_batch) WITH ORDINALITY AS m (id, number, n),
                        unnest(l.numbers, l.ids, l.outcomes::jsonb[], l.places) AS given (n, id, o, place)
-                 WHERE number = l.number AND given.n = m.n AND given.id = m.id
+                 WHERE chunk.number = l.number AND given.n = m.n AND given.id = m.id
                    AND (gone IS NULL OR get_bit(gone, m.n::integer - 1) = 0)) AS found;
         IF s.others IS NOT NULL THEN
             PERFORM break_out(l.number, s.others);
@@ -224,11 +244,13 @@ BEGIN
         END IF;
         IF s.done IS NOT NULL THEN
             PERFORM leave_chunk(l.number, s.done);
-            INSERT INTO tally VALUES (of_queue, 0, cardinality(s.done) - coalesce(cardinality(s.kept), 0));
+            INSERT INTO tally VALUES (c.queue, 0, cardinality(s.done) - coalesce(cardinality(s.kept), 0));
             ended := ended || s.places;
+            IF c.born IS NOT NULL THEN
+                steps := steps || (c.batch, c.born, s.last_place, s.numbers, s.ids, s.results)::step;
+            END IF;
         END IF;
     END LOOP;
-    RETURN ended;
 END $$;
 
 -- Archive members that are done, with what their outcomes say.
@@ -236,9 +258,9 @@ CREATE FUNCTION keep_members(t terms, of_number bigint, numbers integer[], outco
 LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO archive (seq, pos, put_us, due_us, fence, started_us, rank, max_crashes, attempts, failures, crashes, queue,
-                         id, task, body, member, state, ended_us, keep_us, result)
+                         id, task, body, batch, member, state, ended_us, keep_us, result)
     SELECT m.seq, m.pos, m.put_us, m.due_us, m.fence, m.started_us, m.rank, m.max_crashes, m.attempts, m.failures, m.crashes,
-           m.queue, m.id, m.task, m.body, m.member, 'done', t.now_us, t.now_us + (k.o->>'keep_us')::bigint,
+           m.queue, m.id, m.task, m.body, m.batch, m.member, 'done', t.now_us, t.now_us + (k.o->>'keep_us')::bigint,
            decode(k.o->>'result', 'base64')
       FROM chunk, members_of(chunk) AS m, unnest(numbers, outcomes) AS k (n, o)
      WHERE chunk.number = of_number AND m.fence = of_number + k.n;
@@ -392,6 +414,20 @@ BEGIN
     RETURN b.id IS NOT NULL AND b.finished_us IS NULL;
 END $$;
 
+-- So many jobs, which stand in line since `since`, are members of a batch.
+CREATE FUNCTION join_batch(of_batch text, n bigint, since bigint, ids text[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    its_born bigint;
+BEGIN
+    UPDATE batch SET live = live + n WHERE id = of_batch AND NOT sealed RETURNING born INTO its_born;
+    IF NOT FOUND THEN
+        PERFORM joins(of_batch, false);  -- which says what is wrong
+    ELSIF its_born > since THEN  -- it was removed, and there is a new one of that name, since we began
+        UPDATE ready SET seq = nextval('back') WHERE id = ANY (ids);
+        UPDATE scheduled SET seq = nextval('back') WHERE id = ANY (ids);
+    END IF;
+END $$;
+
 -- Lock the batches that a step may count something in: nested ones before those around them, as their ends go.
 CREATE FUNCTION lock_batches(names text[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -501,14 +537,15 @@ BEGIN
     IF kinds.chosen THEN
         INSERT INTO known SELECT id, NULL FROM unnest(jobs) WHERE chosen ON CONFLICT (id) DO UPDATE SET until_us = NULL;
     END IF;
-    IF kinds.batched THEN
-        FOR b IN SELECT j.batch AS id, count(*) AS n FROM unnest(jobs) AS j WHERE j.batch IS NOT NULL GROUP BY 1 ORDER BY 1 LOOP
-            PERFORM joins(b.id, false);
-            UPDATE batch SET live = live + b.n WHERE id = b.id;
-        END LOOP;
-    END IF;
     IF kinds.later THEN
         INSERT INTO scheduled SELECT * FROM unnest(jobs) WHERE due_us > t.now_us;
+    END IF;
+    IF kinds.batched THEN
+        FOR b IN SELECT j.batch AS id, count(*) AS n, min(j.seq) AS since, array_agg(j.id) AS ids
+                   FROM unnest(jobs) AS j WHERE j.batch IS NOT NULL GROUP BY 1 ORDER BY 1
+        LOOP
+            PERFORM join_batch(b.id, b.n, b.since, b.ids);
+        END LOOP;
     END IF;
     INSERT INTO tally SELECT queue, count(*), 0 FROM unnest(jobs) GROUP BY queue;
 END $$;
@@ -537,27 +574,34 @@ BEGIN
     END LOOP;
 END $$;
 
--- Put jobs that are all plain.  Gives the numbers, from 1, of those that were not created.
+-- Put jobs that are all plain, or (of_batch) plain but for being members of one batch, whose numbers follow one another from
+-- first_number on.  Gives the numbers, from 1, of those that were not created.
 CREATE FUNCTION add_plain(
-    t terms, ids text[], tasks text[], queues text[], priorities smallint[], max_crashes smallint[], bodies bytea[]
+    t terms, ids text[], tasks text[], queues text[], priorities smallint[], max_crashes smallint[], bodies bytea[],
+    of_batch text, first_number integer
 ) RETURNS integer[] LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     made text[];
+    since bigint;
     elsewhere text[];
 BEGIN
     WITH added AS (
         INSERT INTO ready (seq, pos, put_us, due_us, rank, max_crashes, attempts, failures, crashes, queue, id, task, body,
-                           member)
-        SELECT place, place, t.now_us, t.now_us, -priority, most, 0, 0, 0, queue, id, task, body, 0
+                           batch, member)
+        SELECT place, place, t.now_us, t.now_us, -priority, most, 0, 0, 0, queue, id, task, body, of_batch,
+               coalesce(first_number - 1 + n, 0)
           FROM (SELECT nextval('back') AS place, *
-                  FROM unnest(ids, tasks, queues, priorities, max_crashes, bodies)
-                    AS j (id, task, queue, priority, most, body)) AS j
+                  FROM unnest(ids, tasks, queues, priorities, max_crashes, bodies) WITH ORDINALITY
+                    AS j (id, task, queue, priority, most, body, n)) AS j
             ON CONFLICT (id) DO NOTHING
-        RETURNING id, queue),
+        RETURNING id, queue, seq),
     counted AS (INSERT INTO tally SELECT queue, count(*), 0 FROM added GROUP BY queue)
-    SELECT array_agg(id) INTO made FROM added;
+    SELECT array_agg(id), min(seq) INTO made, since FROM added;
     elsewhere := used_elsewhere(made, t.now_us);
+    IF of_batch IS NOT NULL AND cardinality(made) > coalesce(cardinality(elsewhere), 0) THEN
+        PERFORM join_batch(of_batch, cardinality(made) - coalesce(cardinality(elsewhere), 0), since, made);
+    END IF;
     IF elsewhere IS NULL AND cardinality(made) = cardinality(ids) THEN
         RETURN '{}';
     END IF;
@@ -599,20 +643,21 @@ END $$;
 
 -- --- jobs end -------------------------------------------------------------------------------
 
-CREATE FUNCTION step_batch(t terms, of_batch text, of_member integer, member_id text, became text, gave bytea, why text)
-RETURNS void LANGUAGE plpgsql AS $$
+-- One member has ended (B1); `since` is its place in the order of puts.
+CREATE FUNCTION step_batch(
+    t terms, of_batch text, since bigint, of_member integer, member_id text, became text, gave bytea, why text
+) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     b batch;
 BEGIN
     UPDATE batch SET live = live - 1, done = done + (became = 'done')::integer,
                      dead = dead + (became = 'dead')::integer, cancelled = cancelled + (became = 'cancelled')::integer
-     WHERE id = of_batch RETURNING * INTO b;
+     WHERE id = of_batch AND born < since RETURNING * INTO b;
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    INSERT INTO member VALUES (of_batch, of_member, member_id, became, gave, why)
-    ON CONFLICT (batch, member, id) DO UPDATE  -- it had ended and gone, and was put again under its id
-       SET state = excluded.state, result = excluded.result, reason = excluded.reason;
+    INSERT INTO ended VALUES (of_batch, of_member, of_member, 1, became, why, ARRAY[of_member], ARRAY[member_id],
+                              CASE WHEN gave IS NOT NULL THEN ARRAY[gave] END);
     IF became <> 'done' AND b.dead + b.cancelled = 1 THEN
         PERFORM call_back(t, b, 'on_failed');
     END IF;
@@ -621,14 +666,32 @@ BEGIN
     END IF;
 END $$;
 
+-- Many members are done at once.
+CREATE FUNCTION step_done(t terms, s step) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    n integer := cardinality(s.ids);
+    b batch;
+BEGIN
+    UPDATE batch SET live = live - n, done = done + n WHERE id = s.batch AND born = s.born RETURNING * INTO b;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    INSERT INTO ended
+    SELECT s.batch, min(number), max(number), n, 'done', NULL, s.numbers, s.ids, s.results FROM unnest(s.numbers) AS number;
+    IF b.sealed AND b.live = 0 THEN
+        PERFORM finish_batch(t, b);
+    END IF;
+END $$;
+
 CREATE FUNCTION open_batch(t terms, b jsonb) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO batch (id, body, calls, linger_us, created_us, open_us, parent, member)
-    VALUES (b->>'id', b->>'body', b->'calls', (b->>'linger_us')::bigint, t.now_us, t.now_us + (b->>'open_us')::bigint,
+    INSERT INTO batch (id, born, body, calls, linger_us, created_us, open_us, parent, member)
+    VALUES (b->>'id', nextval('back'), b->>'body', b->'calls', (b->>'linger_us')::bigint, t.now_us, t.now_us + (b->>'open_us')::bigint,
             b->>'parent', (b->>'member')::integer)
     ON CONFLICT DO NOTHING;
     IF FOUND AND b->>'parent' IS NOT NULL AND joins(b->>'parent', false) THEN
         UPDATE batch SET live = live + 1 WHERE id = b->>'parent';
+        UPDATE batch SET born = nextval('back') WHERE id = b->>'id';  -- after its parent, which nobody removes from here on
     END IF;
 END $$;
 
@@ -665,15 +728,15 @@ BEGIN
     END IF;
     PERFORM call_back(t, b, 'on_finished');
     IF b.parent IS NOT NULL THEN
-        PERFORM step_batch(t, b.parent, b.member, b.id, CASE WHEN b.dead + b.cancelled = 0 THEN 'done' ELSE 'dead' END,
-                           NULL, NULL);
+        PERFORM step_batch(t, b.parent, b.born, b.member, b.id,
+                           CASE WHEN b.dead + b.cancelled = 0 THEN 'done' ELSE 'dead' END, NULL, NULL);
     END IF;
     IF b.linger_us = 0 THEN
         PERFORM remove_batch(t, b.id);
     END IF;
 END $$;
 
--- Its live members step nothing from here on, also if there is a batch of that name again.
+-- Its live members step nothing from here on: see there.
 CREATE FUNCTION remove_batch(t terms, of_batch text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     b batch;
@@ -682,13 +745,9 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    DELETE FROM member WHERE batch = of_batch;
-    UPDATE ready     SET stepped = true WHERE batch = of_batch AND stepped IS NOT TRUE;
-    UPDATE scheduled SET stepped = true WHERE batch = of_batch AND stepped IS NOT TRUE;
-    UPDATE held      SET stepped = true WHERE batch = of_batch AND stepped IS NOT TRUE;
-    UPDATE running   SET stepped = true WHERE batch = of_batch AND stepped IS NOT TRUE;
+    DELETE FROM ended WHERE batch = of_batch;
     IF b.finished_us IS NULL AND b.parent IS NOT NULL THEN
-        PERFORM step_batch(t, b.parent, b.member, b.id, 'cancelled', NULL, NULL);
+        PERFORM step_batch(t, b.parent, b.born, b.member, b.id, 'cancelled', NULL, NULL);
     END IF;
 END $$;
 
@@ -721,7 +780,7 @@ BEGIN
         INSERT INTO tally VALUES (j.queue, 0, 1);
     END IF;
     IF j.batch IS NOT NULL AND j.stepped IS NOT TRUE THEN
-        PERFORM step_batch(t, j.batch, j.member, j.id, became, gave, why);
+        PERFORM step_batch(t, j.batch, j.seq, j.member, j.id, became, gave, why);
     END IF;
 END $$;
 
@@ -780,7 +839,7 @@ BEGIN
         DELETE FROM unique_key WHERE key = j.unique_key AND id = j.id;  -- it may hand its own key on
         PERFORM emit(t, o->'emit');
     END IF;
-    DELETE FROM running WHERE running.fence = j.fence RETURNING * INTO j;  -- its batch may just have been removed
+    DELETE FROM running WHERE running.fence = j.fence;
     CASE
         WHEN kind = 'done' THEN
             PERFORM end_job(t, j, 'done', (o->>'keep_us')::bigint, NULL, NULL, decode(o->>'result', 'base64'));
@@ -829,49 +888,30 @@ BEGIN
         SELECT e->>'batch' FROM unnest(outcomes::jsonb[]) AS o, jsonb_array_elements(o->'emit') AS e WHERE e ? 'batch');
 END $$;
 
--- Members of batches that are done and leave no result: each batch steps once for all of them.  Gives their numbers.
---
--- Only where all that is still to be settled ends so: otherwise what follows from one could depend on the order.
-CREATE FUNCTION end_members(t terms, fences bigint[], ids text[], outcomes text[], ended integer[]) RETURNS integer[]
-LANGUAGE plpgsql AS $$
-DECLARE
-    rest integer[] := ARRAY(SELECT n FROM generate_subscripts(fences, 1) AS n WHERE n <> ALL (ended));
-    gone integer[];
-    finished text[];
-    b batch;
-    of_batch text;
+-- Members of batches that are done, with nothing to keep and nothing to emit: gives their numbers, and how their
+-- batches are to step.
+CREATE FUNCTION end_members(
+    t terms, fences bigint[], of_ids text[], outcomes text[], OUT ended integer[], OUT steps step[]
+) LANGUAGE plpgsql AS $$
 BEGIN
-    IF EXISTS (SELECT FROM unnest(rest) AS n WHERE outcomes[n] IS NOT NULL)
-       OR EXISTS (SELECT FROM unnest(rest) AS n JOIN running AS r ON r.fence = fences[n]
-                   WHERE r.batch IS NULL OR r.unique_key IS NOT NULL) THEN
-        RETURN '{}';
-    END IF;
     WITH over AS (
-        DELETE FROM running AS r USING (SELECT min(n) AS n FROM unnest(rest) AS n GROUP BY fences[n], ids[n]) AS firsts
-         WHERE r.fence = fences[firsts.n] AND r.id = ids[firsts.n]
-        RETURNING firsts.n, r.queue, r.id, r.chosen, r.batch, r.member, r.stepped),
+        DELETE FROM running AS r USING (
+            SELECT min(n) AS n, fence, id
+              FROM unnest(fences, of_ids, outcomes) WITH ORDINALITY AS l (fence, id, outcome, n)
+             WHERE outcome IS NULL GROUP BY fence, id) AS l
+         WHERE r.fence = l.fence AND r.id = l.id AND r.batch IS NOT NULL AND r.unique_key IS NULL
+        RETURNING l.n::integer, r.queue, r.id, r.chosen, r.batch, r.member, r.stepped, r.seq),
     counted AS (
         INSERT INTO tally SELECT queue, 0, count(*) FROM over GROUP BY queue),
     remembered AS (
         INSERT INTO known SELECT id, t.now_us + 86400000000 FROM over WHERE chosen
         ON CONFLICT (id) DO UPDATE SET until_us = excluded.until_us),
     stepping AS (
-        SELECT over.* FROM over JOIN batch ON batch.id = over.batch WHERE over.stepped IS NOT TRUE),
-    listed AS (
-        INSERT INTO member SELECT batch, member, id, 'done' FROM stepping
-        ON CONFLICT (batch, member, id) DO UPDATE SET state = excluded.state, result = NULL, reason = NULL),
-    counts AS (
-        SELECT batch, count(*) AS n, max(n) AS last FROM stepping GROUP BY batch),
-    stepped AS (
-        UPDATE batch AS its SET live = live - counts.n, done = done + counts.n FROM counts WHERE its.id = counts.batch
-        RETURNING its.id, its.sealed AND its.live = 0 AS is_last, counts.last)
+        SELECT b.id AS batch, b.born, max(over.n) AS place, array_agg(over.member) AS numbers, array_agg(over.id) AS ids
+          FROM over JOIN batch AS b ON b.id = over.batch WHERE over.stepped IS NOT TRUE AND over.seq > b.born
+         GROUP BY b.id, b.born)
     SELECT (SELECT array_agg(n) FROM over),
-           (SELECT array_agg(id ORDER BY last) FROM stepped WHERE is_last) INTO gone, finished;
-    FOREACH of_batch IN ARRAY coalesce(finished, '{}') LOOP
-        SELECT * INTO b FROM batch WHERE id = of_batch;
-        PERFORM finish_batch(t, b);
-    END LOOP;
-    RETURN coalesce(gone, '{}');
+           (SELECT array_agg((batch, born, place, numbers, ids, NULL)::step) FROM stepping) INTO ended, steps;
 END $$;
 
 -- End leases (T4-T7, T10, T12); gives the numbers, from 1, of those that were no longer live.
@@ -879,44 +919,62 @@ END $$;
 CREATE FUNCTION settle_all(t terms, fences bigint[], ids text[], outcomes text[]) RETURNS integer[]
 LANGUAGE plpgsql AS $$
 DECLARE
-    ended integer[] := settle_members(t, fences, ids, outcomes);
+    ended integer[];
+    steps step[];
     lost integer[] := '{}';
     released job[] := '{}';
+    many record;
     j job;
-    step record;
+    s step;
+    one record;
 BEGIN
+    many := settle_members(t, fences, ids, outcomes);
+    ended := many.ended;
+    steps := many.steps;
+    IF cardinality(ended) < cardinality(fences) THEN
+        IF cardinality(fences) > 1 THEN
+            PERFORM FROM running WHERE fence = ANY (fences) ORDER BY fence FOR UPDATE;
+        END IF;
+        -- The common end in one statement: done, nothing to keep, nobody to tell.
+        WITH gone AS (
+            DELETE FROM running AS r USING unnest(fences, ids, outcomes) WITH ORDINALITY AS l (fence, id, outcome, n)
+             WHERE r.fence = l.fence AND r.id = l.id AND l.outcome IS NULL
+               AND r.chosen IS NULL AND r.unique_key IS NULL AND r.batch IS NULL
+            RETURNING l.n::integer AS n, r.queue),
+        counted AS (
+            INSERT INTO tally SELECT queue, 0, count(*) FROM gone GROUP BY queue)
+        SELECT ended || array_agg(n) INTO ended FROM gone;
+    END IF;
+    IF cardinality(ended) < cardinality(fences) THEN
+        many := end_members(t, fences, ids, outcomes);
+        ended := ended || many.ended;
+        steps := steps || many.steps;
+    END IF;
     IF cardinality(ended) = cardinality(fences) THEN
+        IF cardinality(steps) > 1 THEN
+            PERFORM lock_batches(ARRAY(SELECT DISTINCT batch FROM unnest(steps)));
+        END IF;
+        FOR s IN SELECT * FROM unnest(steps) ORDER BY place LOOP
+            PERFORM step_done(t, s);
+        END LOOP;
         RETURN lost;
     END IF;
-    IF cardinality(fences) > 1 THEN
-        PERFORM FROM running WHERE fence = ANY (fences) ORDER BY fence FOR UPDATE;
-    END IF;
-    -- The common end in one statement: done, nothing to keep, nobody to tell.
-    WITH gone AS (
-        DELETE FROM running AS r USING unnest(fences, ids, outcomes) WITH ORDINALITY AS l (fence, id, outcome, n)
-         WHERE r.fence = l.fence AND r.id = l.id AND l.outcome IS NULL
-           AND r.chosen IS NULL AND r.unique_key IS NULL AND r.batch IS NULL
-        RETURNING l.n::integer AS n, r.queue),
-    counted AS (
-        INSERT INTO tally SELECT queue, 0, count(*) FROM gone GROUP BY queue)
-    SELECT ended || array_agg(n) INTO ended FROM gone;
-    IF cardinality(ended) = cardinality(fences) THEN
-        RETURN lost;
-    END IF;
-    PERFORM lock_batches(stepped_by(fences, outcomes));
-    ended := ended || end_members(t, fences, ids, outcomes, ended);
-    FOR n IN 1..cardinality(fences) LOOP
+    PERFORM lock_batches(ARRAY(SELECT unnest(stepped_by(fences, outcomes)) UNION SELECT batch FROM unnest(steps)));
+    FOR n IN 1..cardinality(fences) LOOP  -- in their order, as one might see in what follows from them
+        FOR s IN SELECT * FROM unnest(steps) WHERE place = n LOOP
+            PERFORM step_done(t, s);
+        END LOOP;
         CONTINUE WHEN n = ANY (ended);
         SELECT * INTO j FROM running WHERE fence = fences[n] AND id = ids[n] FOR UPDATE;
         IF NOT FOUND THEN
             lost := lost || n;
             CONTINUE;
         END IF;
-        step := settle_one(t, j, outcomes[n]::jsonb);
-        IF NOT step.accepted THEN
+        one := settle_one(t, j, outcomes[n]::jsonb);
+        IF NOT one.accepted THEN
             lost := lost || n;
-        ELSIF step.front THEN
-            released := released || step.j;
+        ELSIF one.front THEN
+            released := released || one.j;
         END IF;
     END LOOP;
     PERFORM to_front(t, released);
@@ -1005,8 +1063,8 @@ BEGIN
 END $$;
 
 -- What a client is told: leases of one queue, in their order, in arrays; and a floor for the next claim, which is the
--- first place of the last priority.  Those of a chunk have no fences, counters and batches of their own: they are the first
--- runs of plain jobs.  The first row of an answer has only the time, and the numbers of the leases that were lost.
+-- first place of the last priority.  Those of a chunk have no fences and counters of their own, and one batch at most: they
+-- are the first runs of plain jobs.  The first row of an answer has only the time, and the numbers of the leases that were lost.
 CREATE TYPE leased AS (
     now_us   bigint,
     lost     integer[],
@@ -1150,30 +1208,67 @@ BEGIN
             ARRAY[j.attempts], ARRAY[j.failures], ARRAY[j.crashes], ARRAY[j.batch], j.rank, j.pos)::leased;
 END $$;
 
--- Lease these jobs, which the caller has locked and which are plain, as one chunk.
-CREATE FUNCTION lease_chunk(t terms, of_queue text, places tid[], until bigint, who text) RETURNS SETOF leased
+-- Lease these jobs, which the caller has locked and which are plain, as one chunk; if they are members of a batch, all of
+-- the same, and of the same birth.
+CREATE FUNCTION lease_chunk(
+    t terms, of_queue text, places tid[], until bigint, who text, of_batch text, its_birth bigint
+) RETURNS SETOF leased
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
     WITH taken AS (
         DELETE FROM ready WHERE ctid = ANY (places)
-        RETURNING seq, pos, put_us, due_us, rank, max_crashes, id, task, body),
+        RETURNING seq, pos, put_us, due_us, rank, max_crashes, id, task, body, member),
     line AS (
         SELECT array_agg(id) AS ids, array_agg(task) AS tasks, array_agg(body) AS bodies, array_agg(seq) AS seqs,
                array_agg(put_us) AS puts_us, array_agg(due_us) AS dues_us, array_agg(rank) AS ranks,
                array_agg(max_crashes) AS max_crashes, min(id) AS first_id, max(id) AS last_id, max(rank) AS rank,
-               array_agg(pos) AS poss
+               array_agg(pos) AS poss, CASE WHEN of_batch IS NOT NULL THEN array_agg(member) END AS in_batch
           FROM (SELECT * FROM taken ORDER BY rank, pos) AS line),
     packed AS (
-        INSERT INTO chunk (number, started_us, until_us, members, queue, holder, first_id, last_id, ids, tasks, bodies, seqs,
-                           puts_us, dues_us, ranks, max_crashes)
-        SELECT nextval('fence'), t.now_us, until, cardinality(ids), of_queue, who, first_id, last_id, ids, tasks, bodies,
-               seqs, puts_us, dues_us, ranks, max_crashes FROM line
+        INSERT INTO chunk (number, started_us, until_us, members, queue, holder, first_id, last_id, batch, born, ids, tasks,
+                           bodies, seqs, puts_us, dues_us, ranks, max_crashes, in_batch)
+        SELECT nextval('fence'), t.now_us, until, cardinality(ids), of_queue, who, first_id, last_id, of_batch, its_birth, ids,
+               tasks, bodies, seqs, puts_us, dues_us, ranks, max_crashes, in_batch FROM line
         RETURNING number)
     SELECT NULL::bigint, NULL::integer[], of_queue, number, NULL::bigint[], ids, tasks, bodies, puts_us, NULL::integer[],
-           NULL::integer[], NULL::integer[], NULL::text[], rank, poss[array_position(ranks, rank)]
+           NULL::integer[], NULL::integer[], CASE WHEN of_batch IS NOT NULL THEN ARRAY[of_batch] END, rank,
+           poss[array_position(ranks, rank)]
       FROM packed, line;
+END $$;
+
+-- Lease these jobs, which the caller has locked and which are plain but for their batches: as a chunk where jobs of one
+-- batch stand together.  Where many batches take turns, rows are cheaper than so many chunks.
+CREATE FUNCTION lease_members(t terms, of_queue text, places tid[], until bigint, who text) RETURNS SETOF leased
+LANGUAGE plpgsql AS $$
+DECLARE
+    r record;
+    fences bigint[];
+BEGIN
+    FOR r IN
+        SELECT run.*, b.born, count(*) OVER () AS runs
+          FROM (SELECT batch, array_agg(place) AS places, count(*) AS n, min(seq) AS since, max(seq) AS newest,
+                       min(nth) AS first
+                  FROM (SELECT ctid AS place, batch, seq, row_number() OVER (ORDER BY rank, pos) AS nth,
+                               row_number() OVER (PARTITION BY batch ORDER BY rank, pos) AS nth_of_batch
+                          FROM ready WHERE ctid = ANY (places)) AS line
+                 GROUP BY batch, nth - nth_of_batch) AS run
+          LEFT JOIN batch AS b ON b.id = run.batch
+         ORDER BY run.first
+    LOOP
+        IF r.runs * 4 > cardinality(places) THEN
+            fences := lease_rows(t, places, until, who);
+            RETURN QUERY SELECT * FROM tell_rows(of_queue, fences);
+            RETURN;
+        ELSIF r.n = 1 OR r.born BETWEEN r.since AND r.newest THEN
+            fences := lease_rows(t, r.places, until, who);
+            RETURN QUERY SELECT * FROM tell_rows(of_queue, fences);
+        ELSE
+            RETURN QUERY SELECT * FROM lease_chunk(
+                t, of_queue, r.places, until, who, r.batch, CASE WHEN r.born < r.since THEN r.born END);
+        END IF;
+    END LOOP;
 END $$;
 
 -- Lock the next jobs of a queue.
@@ -1208,8 +1303,8 @@ DECLARE
     places tid[];
     piece tid[];
     fences bigint[];
-    plain boolean;
-    bytes bigint;
+    claim record;
+    its_birth bigint;
     due boolean;
     paused boolean;
     singly boolean;
@@ -1241,14 +1336,24 @@ BEGIN
         RETURN;
     END IF;
     SELECT count(*) > 1 AND bool_and(
-               history IS NULL AND chosen IS NULL AND unique_key IS NULL AND batch IS NULL AND limit_key IS NULL
-               AND expires_us IS NULL), sum(octet_length(body))
-      INTO plain, bytes FROM ready WHERE ctid = ANY (places);
-    IF NOT plain THEN
+               history IS NULL AND chosen IS NULL AND unique_key IS NULL AND limit_key IS NULL AND expires_us IS NULL
+               AND stepped IS NULL) AS plain, count(batch) AS batched, sum(octet_length(body)) AS bytes,
+           min(batch) AS batch, count(*) = count(batch) AND min(batch) = max(batch) AS one_batch, min(seq) AS since
+      INTO claim FROM ready WHERE ctid = ANY (places);
+    IF NOT claim.plain OR (claim.batched > 0 AND claim.bytes >= most_bytes()) THEN
         fences := lease_rows(t, places, until, who);
         RETURN QUERY SELECT * FROM tell_rows(of_queue, fences);
-    ELSIF bytes < most_bytes() THEN
-        RETURN QUERY SELECT * FROM lease_chunk(t, of_queue, places, until, who);
+    ELSIF claim.batched > 0 THEN
+        IF claim.one_batch THEN
+            SELECT born INTO its_birth FROM batch WHERE id = claim.batch AND born < claim.since;
+            IF FOUND THEN
+                RETURN QUERY SELECT * FROM lease_chunk(t, of_queue, places, until, who, claim.batch, its_birth);
+                RETURN;
+            END IF;
+        END IF;
+        RETURN QUERY SELECT * FROM lease_members(t, of_queue, places, until, who);
+    ELSIF claim.bytes < most_bytes() THEN
+        RETURN QUERY SELECT * FROM lease_chunk(t, of_queue, places, until, who, NULL, NULL);
     ELSE
         FOR piece IN
             SELECT array_agg(place) FROM (
@@ -1256,7 +1361,7 @@ BEGIN
                   FROM ready WHERE ctid = ANY (places)) AS p
              GROUP BY n ORDER BY n
         LOOP
-            RETURN QUERY SELECT * FROM lease_chunk(t, of_queue, piece, until, who);
+            RETURN QUERY SELECT * FROM lease_chunk(t, of_queue, piece, until, who, NULL, NULL);
         END LOOP;
     END IF;
 END $$;
@@ -1270,7 +1375,8 @@ $$;
 -- --- what clients call ----------------------------------------------------------------------
 
 -- Put jobs (T1), in arrays, with facts if not all are plain: about `each`, and whether two of them are `alike` in their ids
--- or unique keys, so that it matters which comes first.  Opens a batch before and seals it after that.
+-- or unique keys, so that it matters which comes first; or the one `batch` of which all are members, with numbers from
+-- `first` on, if that is all there is to say.  Opens a batch before and seals it after that.
 -- Gives the numbers, from 1, of those that were not created, each with the id of the job in its place.
 CREATE FUNCTION put(
     at bigint, ids text[], tasks text[], queues text[], priorities smallint[], max_crashes smallint[], bodies bytea[],
@@ -1294,8 +1400,8 @@ BEGIN
     IF new_batch IS NOT NULL THEN
         PERFORM open_batch(t, new_batch);
     END IF;
-    IF facts IS NULL THEN
-        left_out := add_plain(t, ids, tasks, queues, priorities, max_crashes, bodies);
+    IF facts IS NULL OR facts ? 'batch' THEN
+        left_out := add_plain(t, ids, tasks, queues, priorities, max_crashes, bodies, facts->>'batch', (facts->'first')::integer);
         RETURN QUERY SELECT i, ids[i] FROM unnest(left_out) AS i;
     ELSE
         jobs := described(t.now_us, ids, tasks, queues, priorities, max_crashes, bodies, facts->'each');
@@ -1500,6 +1606,8 @@ DECLARE
         SELECT batch FROM running
          WHERE until_us <= t.now_us AND batch IS NOT NULL AND (cancel OR crashes + 1 >= max_crashes)
         UNION
+        SELECT batch FROM chunk WHERE until_us <= t.now_us AND batch IS NOT NULL AND 1 = ANY (max_crashes)
+        UNION
         SELECT batch FROM waiting WHERE expires_us <= t.now_us AND batch IS NOT NULL);
 BEGIN
     IF cardinality(names) > 1 THEN
@@ -1702,23 +1810,29 @@ END $$;
 
 -- Forget a batch and its waiting members; running ones finish.
 CREATE FUNCTION delete_batch(at bigint, of_batch text, dead_us bigint, cancelled_us bigint) RETURNS boolean
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 DECLARE
     t terms := (moment(at), dead_us, cancelled_us);
-    job_id text;
-    j job;
+    its_birth bigint;
 BEGIN
-    PERFORM FROM batch WHERE id = of_batch FOR UPDATE;
+    SELECT born INTO its_birth FROM batch WHERE id = of_batch FOR UPDATE;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    FOR job_id IN SELECT id FROM waiting WHERE batch = of_batch AND stepped IS NOT TRUE LOOP
-        j := unplace(job_id);
-        IF j.id IS NOT NULL THEN
-            j.stepped := true;
-            PERFORM end_job(t, j, 'cancelled', NULL);
-        END IF;
-    END LOOP;
+    WITH gone AS (
+        DELETE FROM ready WHERE batch = of_batch AND seq > its_birth AND stepped IS NOT TRUE RETURNING queue, id, chosen, unique_key),
+    gone_later AS (
+        DELETE FROM scheduled WHERE batch = of_batch AND seq > its_birth AND stepped IS NOT TRUE RETURNING queue, id, chosen, unique_key),
+    gone_held AS (
+        DELETE FROM held WHERE batch = of_batch AND seq > its_birth AND stepped IS NOT TRUE RETURNING queue, id, chosen, unique_key),
+    them AS (
+        SELECT * FROM gone UNION ALL SELECT * FROM gone_later UNION ALL SELECT * FROM gone_held),
+    counted AS (
+        INSERT INTO tally SELECT queue, 0, count(*) FROM them GROUP BY queue),
+    freed AS (
+        DELETE FROM unique_key AS k USING them WHERE k.key = them.unique_key AND k.id = them.id)
+    INSERT INTO known SELECT id, t.now_us + 86400000000 FROM them WHERE chosen
+    ON CONFLICT (id) DO UPDATE SET until_us = excluded.until_us;
     PERFORM remove_batch(t, of_batch);
     RETURN true;
 END $$;
@@ -1742,6 +1856,45 @@ BEGIN
 END $$;
 
 -- --- those who look -------------------------------------------------------------------------
+
+-- Members of a batch with numbers after this one, in their order: those that have ended, live jobs and live nested batches.
+CREATE FUNCTION members(of_batch text, after integer, most integer)
+RETURNS TABLE (member integer, id text, state text, result bytea, reason text)
+LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+DECLARE
+    its_birth bigint := (SELECT b.born FROM batch AS b WHERE b.id = of_batch);
+    enough integer := 0;  -- up to this number there are as many as are wanted, if there are so many
+    n integer := 0;
+    e record;
+BEGIN
+    FOR e IN SELECT last, ended.n FROM ended WHERE batch = of_batch AND first > after ORDER BY first LOOP
+        enough := greatest(enough, e.last);
+        n := n + e.n;
+        EXIT WHEN n >= most;
+    END LOOP;
+    IF n < most THEN
+        enough := 2147483647;
+    END IF;
+    RETURN QUERY
+        SELECT m.member, m.id, m.state, m.result, m.reason FROM (
+            SELECT DISTINCT ON (m.member, m.id) m.* FROM (
+                SELECT p.number AS member, p.id, ended.state, p.result, ended.reason, 1 AS rank
+                  FROM ended, unnest(numbers, ids, results) AS p (number, id, result)
+                 WHERE batch = of_batch AND first <= enough AND last > after AND p.number > after AND p.number <= enough
+                UNION ALL
+                SELECT l.member, l.id, CASE WHEN l.running THEN 'running' ELSE 'ready' END, NULL, NULL, 0
+                  FROM live AS l
+                 WHERE l.batch = of_batch AND l.seq > its_birth AND l.stepped IS NOT TRUE AND l.member > after
+                UNION ALL
+                SELECT m.member, m.id, 'running', NULL, NULL, 0 FROM chunk AS c, members_of(c) AS m
+                 WHERE c.batch = of_batch AND c.born = its_birth AND m.member > after
+                UNION ALL
+                SELECT b.member, b.id, 'running', NULL, NULL, 0 FROM batch AS b
+                 WHERE b.parent = of_batch AND b.born > its_birth AND b.finished_us IS NULL AND b.member > after) AS m
+             ORDER BY m.member, m.id, m.rank) AS m
+         WHERE its_birth IS NOT NULL
+         ORDER BY m.member, m.id LIMIT most;
+END $$;
 
 -- The queues that there are or were, one step in the index for each.
 CREATE FUNCTION queue_names() RETURNS text[] LANGUAGE plpgsql AS $$
