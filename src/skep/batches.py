@@ -153,7 +153,9 @@ class Stream:
 
     def member(self, job: Job) -> Job:
         """The job as the next member."""
-        return self._plan.member(job, self.take_number())
+        member = self._plan.member(job, self._number)
+        self._number += 1
+        return member
 
     def take_number(self) -> int:
         self._number += 1

@@ -704,11 +704,11 @@ def _facts_of_put(jobs: Sequence[Job]) -> str | None:
     """What arrays do not say of these jobs.  The pieces of a batch are put as quickly as plain jobs."""
     if not all(map(_is_simple, jobs)):
         return _text(_facts_of_all(jobs))
-    if not jobs or all(job.batch is None for job in jobs):
+    batches, numbers = {job.batch for job in jobs}, [job.member for job in jobs]
+    if batches <= {None}:
         return None
-    batch, first = jobs[0].batch, jobs[0].member
-    if all(job.batch == batch and job.member == number for number, job in enumerate(jobs, first)):
-        return _text({"batch": batch, "first": first})
+    if len(batches) == 1 and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        return _text({"batch": jobs[0].batch, "first": numbers[0]})
     return _text(_facts_of_all(jobs))
 
 
