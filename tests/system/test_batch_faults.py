@@ -50,10 +50,12 @@ def bars(request: pytest.FixtureRequest) -> Bars:
     return Bars(rounds=5, size=200, elements=1000, most_seconds=90)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", "redis"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/jobs.db"
+    if request.param == "redis":
+        return f"{request.getfixturevalue('valkey_url')}?prefix={request.getfixturevalue('prefix')}"
     server: str = request.getfixturevalue("postgres_url")
     schema: str = request.getfixturevalue("schema")
     return f"{server}?schema={schema}"

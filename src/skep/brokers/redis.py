@@ -32,15 +32,16 @@ The key layout, whose only description this is.  PREFIX is `skep:`.
     PREFIXbatches                 zset     the ids of all batches
     PREFIXbatch_ends              zset     ids of batches, by when they are forgotten
     PREFIXbatch:<id>              hash     a batch and its counts
-    PREFIXbatch_members:<id>      zset     the ids of all members ever, by their numbers
-    PREFIXbatch_ended:<id>        hash     id -> state and reason
+    PREFIXbatch_members:<id>      zset     pieces of the ids of all members ever, by the number of the
+                                           first of each; those of its others follow it
+    PREFIXbatch_ended:<id>        hash     id -> state and reason, but not of plain members that are done
     PREFIXbatch_results:<id>      hash     id -> result
     PREFIXschedules               hash     name -> MessagePack of a schedule
     PREFIXsweepers                zset     who sweeps, by when each comes back
     PREFIXseq, PREFIXfence        string   the last numbers given to a put and to a lease
 
 A record is `<flag><task>\\n<put, us>\\n<number>\\n<meta as JSON>\\n<body>`.  The flag is P where nothing
-else has to be done when the job starts or ends, and X for the others.
+else has to be done when the job starts or ends, M where only a batch has to be told, and X for the others.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ from skep.brokers.redis_script import Script
 from skep.brokers.redis_words import (
     Kinds,
     Settling,
+    are_plain_members,
     batch_draft,
     draft,
     is_plain,
@@ -202,6 +204,8 @@ class RedisBroker:
         try:
             if all(map(is_plain, jobs)):
                 return await self._put_plain(jobs, token)
+            if (batch := jobs[0].batch) is not None and are_plain_members(jobs, batch):
+                return await self._put_members(jobs, token, batch)
             return await self._put(jobs, token, None, seal=False)
         except StorageFull as full:
             raise MemoryFull(jobs[0].queue, full.where) from full
@@ -210,6 +214,8 @@ class RedisBroker:
         self, batch: Batch, jobs: Sequence[Job] = (), *, seal: bool = True, token: str | None = None
     ) -> list[Receipt]:
         try:
+            if jobs and are_plain_members(jobs, batch.id):
+                return await self._put_members(jobs, token, batch.id, opened=batch, seal=seal)
             return await self._put(jobs, token, batch, seal=seal)
         except StorageFull as full:
             raise MemoryFull(jobs[0].queue if jobs else "", full.where) from full
@@ -217,10 +223,21 @@ class RedisBroker:
     async def _put_plain(self, jobs: Sequence[Job], token: str | None) -> list[Receipt]:
         args = [*self._terms(), token or "", *self._kinds.arguments(jobs)]
         refused = await self._run(_scripts["put_plain"], args)
-        receipts = [Receipt(job.id, True) for job in jobs]
-        for n in refused:
-            receipts[n - 1] = Receipt(jobs[n - 1].id, False)
-        return receipts
+        return _receipts(jobs, refused)
+
+    async def _put_members(
+        self,
+        jobs: Sequence[Job],
+        token: str | None,
+        batch: str,
+        *,
+        opened: Batch | None = None,
+        seal: bool = False,
+    ) -> list[Receipt]:
+        opening = b"" if opened is None else packed({"batch": batch_draft(opened)})
+        args = [*self._terms(), token or "", batch, jobs[0].member, opening, int(seal)]
+        refused = await self._run(_scripts["put_members"], args + self._kinds.arguments(jobs, batch))
+        return _receipts(jobs, refused)
 
     async def _put(
         self, jobs: Sequence[Job], token: str | None, batch: Batch | None, *, seal: bool
@@ -505,6 +522,14 @@ class _Alarms:
         """Seconds until the first of them."""
         first = min((self._at[queue] for queue in queues if queue in self._at), default=math.inf)
         return max(0.0, first - time.monotonic())
+
+
+def _receipts(jobs: Sequence[Job], refused: Sequence[int]) -> list[Receipt]:
+    """Those of jobs of which these, counted from 1, were not created because their ids are taken."""
+    receipts = [Receipt(job.id, True) for job in jobs]
+    for n in refused:
+        receipts[n - 1] = Receipt(jobs[n - 1].id, False)
+    return receipts
 
 
 def _pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:

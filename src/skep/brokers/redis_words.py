@@ -54,7 +54,8 @@ _batch = msgspec.json.Decoder(Batch)
 _schedule = msgspec.json.Decoder(Schedule)
 _DONE = Done()
 _PARTS = "-- with: "
-_PLAIN = ord("P")
+_PLAIN, _MEMBER = ord("P"), ord("M")
+_NUMBER = b',"member":'  # comes last in what is written of a member
 
 
 def load_scripts() -> dict[str, Script]:
@@ -100,6 +101,7 @@ class Meta(Struct, omit_defaults=True):
     key: str | None = None
     batch: str | None = None
     member: int = 0
+    born: int = 0  # of the batch, where a member is plain in all other ways
 
 
 _meta = msgspec.json.Decoder(Meta)
@@ -107,12 +109,25 @@ _meta = msgspec.json.Decoder(Meta)
 
 def is_plain(job: Job) -> bool:
     """Whether it can be put without a draft: due now, remembered by nobody, alone."""
+    return job.batch is None and _is_simple(job)
+
+
+def are_plain_members(jobs: Sequence[Job], batch: str) -> bool:
+    """Whether they are plain but for being members of this batch, and numbered one after the other."""
+    numbers = range(jobs[0].member, jobs[0].member + len(jobs))
+    return (
+        [job.batch for job in jobs].count(batch) == len(jobs)
+        and [job.member for job in jobs] == list(numbers)
+        and all(map(_is_simple, jobs))
+    )
+
+
+def _is_simple(job: Job) -> bool:
     return not (
         job.delay_ms
         or job.chosen
         or job.due_at is not None
         or job.unique is not None
-        or job.batch is not None
         or job.key is not None
         or job.expires_at is not None
         or job.expires_in_ms is not None
@@ -120,12 +135,12 @@ def is_plain(job: Job) -> bool:
 
 
 class Kinds:
-    """Plain jobs of one task, queue and priority are told together: see put_plain.lua."""
+    """Plain jobs of one task, queue and priority are told together: see put_plain.lua and put_members.lua."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str, int, int], tuple[Argument, ...]] = {}
 
-    def arguments(self, jobs: Sequence[Job]) -> list[Argument]:
+    def arguments(self, jobs: Sequence[Job], batch: str | None = None) -> list[Argument]:
         numbers: dict[tuple[str, str, int, int], int] = {}
         kinds: list[Argument] = []
         told: list[Argument] = []
@@ -134,7 +149,7 @@ class Kinds:
             number = numbers.get(kind)
             if number is None:
                 number = numbers[kind] = len(numbers) + 1
-                kinds += self._told(kind)
+                kinds += self._told(kind) if batch is None else _told_of_members(kind, batch)
             told += (number, job.id, body)
         return [len(numbers), *kinds, len(jobs), *told]
 
@@ -147,6 +162,11 @@ class Kinds:
             if len(self._known) < MOST_NAMES:
                 self._known[kind] = found
         return found
+
+
+def _told_of_members(kind: tuple[str, str, int, int], batch: str) -> tuple[Argument, ...]:
+    task, queue, priority, max_crashes = kind
+    return queue, priority, f"M{task}", _json.encode(Meta(queue, priority, max_crashes, batch=batch))
 
 
 def draft(job: Job, body: bytes, queue: str | None = None) -> dict[str, object]:
@@ -339,10 +359,25 @@ def leases_from(answer: Row, queues: Iterable[str], until: datetime) -> list[Lea
                 crashes,
                 until,
                 put_at,
-                None if head[0] == _PLAIN else _meta.decode(meta).batch,
+                None if head[0] == _PLAIN else _batch_of(meta),
             )
         )
     return leases
+
+
+_batches: dict[bytes, str | None] = {}
+
+
+def _batch_of(meta: bytes) -> str | None:
+    """What members of one batch have in common, all but their numbers, is read once."""
+    alike, is_member, _ = meta.rpartition(_NUMBER)
+    if not is_member:
+        return _meta.decode(meta).batch
+    if alike not in _batches:
+        if len(_batches) >= MOST_NAMES:
+            _batches.clear()
+        _batches[alike] = _meta.decode(meta).batch
+    return _batches[alike]
 
 
 def _named(head: bytes) -> str:
@@ -429,7 +464,7 @@ def record_from(row: Row) -> Record | None:
 
 def _run(value: bytes) -> tuple[int, int, int, str]:
     fence, _, started, attempt, holder = value[1:].split(b"\n", 4)
-    return int(fence), int(started), int(attempt), holder.decode()
+    return int(fence), int(started), int(attempt.partition(b".")[0]), holder.decode()
 
 
 def _moment(us: int | None) -> datetime | None:

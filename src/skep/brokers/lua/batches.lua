@@ -17,12 +17,38 @@ local function emit(drafts)
     end
 end
 
+-- Does a member with this number among all puts count in the batch?  One that was put before the batch was born belonged
+-- to another of that name.  So nobody has to look for the members of a batch that is gone.
+local function counts_in(batch, seq)
+    local born = redis.call('HGET', batch_key(batch), 'born')
+    return born and tonumber(born) < seq
+end
+
 -- One member of a batch counts as something else now: waiting, retrying or running.
 local function move_member(j, from, to)
-    if j.batch and not j.s.stepped and redis.call('EXISTS', batch_key(j.batch)) == 1 then
+    if j.batch and not j.s.stepped and counts_in(j.batch, j.seq) then
         redis.call('HINCRBY', batch_key(j.batch), from, -1)
         redis.call('HINCRBY', batch_key(j.batch), to, 1)
     end
+end
+
+-- The ids of members whose numbers follow one another from the first on are one piece.
+local function list_members(batch, first, ids)
+    redis.call('ZADD', batch_key(batch, 'batch_members:'), first, table.concat(ids, '\n'))
+    if #ids > tonumber(redis.call('HGET', batch_key(batch), 'widest') or 1) then
+        redis.call('HSET', batch_key(batch), 'widest', #ids)
+    end
+end
+
+-- An error where nobody may join a batch from outside.
+local function is_shut(batch)
+    local facts = redis.call('HMGET', batch_key(batch), 'created', 'sealed')
+    if not facts[1] then
+        return redis.error_reply('SKEPUNKNOWN ' .. batch)
+    elseif facts[2] then
+        return redis.error_reply('SKEPSEALED ' .. batch)
+    end
+    return nil
 end
 
 -- As what a waiting job counts in its batch.
@@ -45,7 +71,7 @@ local function join(batch, id, number, as)
     else
         redis.call('HINCRBY', key, 'total', 1)
     end
-    redis.call('ZADD', batch_key(batch, 'batch_members:'), number, id)
+    list_members(batch, number, {id})
     redis.call('HINCRBY', key, as, 1)
     return true
 end
@@ -102,7 +128,7 @@ local function batch_facts(batch)
     for n = 1, #values, 2 do
         b[values[n]] = values[n + 1]
     end
-    for _, name in ipairs({'total', 'done', 'dead', 'cancelled', 'member', 'linger'}) do
+    for _, name in ipairs({'total', 'done', 'dead', 'cancelled', 'member', 'linger', 'born'}) do
         b[name] = tonumber(b[name] or 0)
     end
     return b
@@ -111,7 +137,7 @@ end
 -- A nested batch counts as one running member of its parent.
 local function step_parent(b, id, state)
     if b.parent then
-        step(b.parent, id, 'running', state)
+        step(b.parent, id, b.born, 'running', state)
     end
 end
 
@@ -144,15 +170,23 @@ local function finish_if_over(batch)
     end
 end
 
--- One member of a batch, which counted there as `was`, has ended (B1).
-function step(batch, id, was, state, reason, result)
+-- So many members of a batch, which ran, are done and leave nothing: they are in no hash, and no longer there.
+local function step_done(batch, born, n)
     local key = batch_key(batch)
-    local ended = batch_key(batch, 'batch_ended:')
-    if redis.call('EXISTS', key) == 0 or not redis.call('ZSCORE', batch_key(batch, 'batch_members:'), id)
-        or redis.call('HEXISTS', ended, id) == 1 then
+    if redis.call('HGET', key, 'born') == born then
+        redis.call('HINCRBY', key, 'running', -n)
+        redis.call('HINCRBY', key, 'done', n)
+        finish_if_over(batch)
+    end
+end
+
+-- One member of a batch, which counted there as `was`, has ended (B1); `seq` is its number among all puts.
+function step(batch, id, seq, was, state, reason, result)
+    local key = batch_key(batch)
+    if not counts_in(batch, seq) then
         return
     end
-    redis.call('HSET', ended, id, reason and (state .. '\n' .. reason) or state)
+    redis.call('HSET', batch_key(batch, 'batch_ended:'), id, reason and (state .. '\n' .. reason) or state)
     if result then
         redis.call('HSET', batch_key(batch, 'batch_results:'), id, result)
     end
@@ -168,7 +202,7 @@ end
 local function open_batch(d)
     local key = batch_key(d.id)
     redis.call('HSET', key, 'body', d.body, 'calls', cmsgpack.pack(d.calls), 'linger', whole(d.linger),
-               'created', whole(now), 'member', d.member)
+               'created', whole(now), 'member', d.member, 'born', whole(redis.call('INCR', base .. 'seq')))
     redis.call('ZADD', base .. 'batches', 0, d.id)
     redis.call('ZADD', base .. 'batch_ends', whole(now + d.open_for), d.id)
     if d.parent then
@@ -199,7 +233,7 @@ local function end_job(j, state, keep, was, reason, result)
         redis.call('ZREM', base .. 'expiring', j.id)
     end
     if j.batch and not j.s.stepped then
-        step(j.batch, j.id, was, state, reason, result)
+        step(j.batch, j.id, j.seq, was, state, reason, result)
     end
     j.s.stepped = true
     if not keep or keep == 0 then

@@ -8,12 +8,17 @@ if not b then
     return 0
 end
 local ended = batch_key(batch, 'batch_ended:')
-for _, id in ipairs(redis.call('ZRANGE', batch_key(batch, 'batch_members:'), 0, -1)) do
+local function remove(id)
     local j = redis.call('HEXISTS', ended, id) == 0 and load(id)
-    if j and j.batch == batch and not j.s.state and not run_of(j) then
+    if j and j.batch == batch and j.seq > b.born and not j.s.stepped and not run_of(j) then
         unplace(j)
         j.s.stepped = true
         end_job(j, 'cancelled', nil)
+    end
+end
+for _, ids in ipairs(redis.call('ZRANGE', batch_key(batch, 'batch_members:'), 0, -1)) do
+    for id in ids:gmatch('[^\n]+') do
+        remove(id)
     end
 end
 remove_batch(batch)

@@ -63,10 +63,27 @@ local function ends_plainly(run, fence)
     return true
 end
 
+-- Members of batches that are done and leave nothing.  Those of one batch that were leased together have runs that differ
+-- only in their fences; the batch steps once for all of them, where the last of them stands.
+local function note_member(members, run, fence, id, k)
+    local rest = run:sub(#fence + 2)
+    local same = members[rest]
+    if not same then
+        local record = redis.call('HGET', JOBS, id)
+        same = {n = 0, batch = made(id, record).batch, bundle = rest:match('^\n(%d+)'), born = rest:match('%.(%d+)\n')}
+        members[rest] = same
+        members[#members + 1] = same
+    end
+    same.n = same.n + 1
+    same.last = k
+    return same.bundle
+end
+
 local function settle_group()
     local queue, n = argument(), tonumber(argument())
     local running = of_queue(queue, 'running')
     local gone, n_gone, leaving = {}, 0, {}
+    local members, others = {}, {}
     for first = 1, n, CHUNK do
         local last = math.min(first + CHUNK - 1, n)
         local runs = redis.call('HMGET', running, unpack(ARGV, at + first, at + last))
@@ -76,13 +93,30 @@ local function settle_group()
                 n_gone = n_gone + 1
                 gone[n_gone] = ARGV[at + k]
                 leaving[bundle_of_tail] = (leaving[bundle_of_tail] or 0) + 1
+            elseif run and not limited and run:find('M' .. fence .. '\n', 1, true) == 1 then
+                n_gone = n_gone + 1
+                gone[n_gone] = ARGV[at + k]
+                local bundle = note_member(members, run, fence, ARGV[at + k], k)
+                leaving[bundle] = (leaving[bundle] or 0) + 1
             else
-                settle_slowly(number + k, ARGV[at + k], fence, {kind = 'done'})
+                others[#others + 1] = k
             end
         end
     end
     forget_plain(queue, gone)
     leave_bundles(leaving)
+    table.sort(members, function(one, other) return one.last < other.last end)
+    local m = 1
+    for _, k in ipairs(others) do
+        while m <= #members and members[m].last < k do
+            step_done(members[m].batch, members[m].born, members[m].n)
+            m = m + 1
+        end
+        settle_slowly(number + k, ARGV[at + k], ARGV[at + n + k], {kind = 'done'})
+    end
+    for rest = m, #members do
+        step_done(members[rest].batch, members[rest].born, members[rest].n)
+    end
     number = number + n
     at = at + 2 * n
 end
@@ -114,7 +148,7 @@ local function nth_time(attempt)
     return since .. format('%016d', attempt) .. '\n' .. holder
 end
 local first_time = nth_time(1)
-local PLAIN = string.byte('P')
+local PLAIN, MEMBER = string.byte('P'), string.byte('M')
 
 -- What has been leased: `taken` and `known` are the answer, `runs` is what is written of one queue.
 local taken, known, total = {}, {}, 0
@@ -157,6 +191,36 @@ local function may_start(j)
     return true
 end
 
+-- The batch of a member that is plain in all other ways, with how many are taken of it.  They follow one another, mostly:
+-- see put_members.lua for how their records begin.
+local batches, the_last = {}, nil
+
+local function batch_of(id, record)
+    local meta = record:find('\n{', 1, true)
+    if the_last and record:find(the_last.mark, meta, true) == meta then
+        return the_last
+    end
+    local j = made(id, record)
+    local mark = '\n{"born":' .. whole(j.born) .. ','
+    the_last = batches[mark]
+    if not the_last then
+        local counts = redis.call('HGET', batch_key(j.batch), 'born') == whole(j.born)
+        the_last = {mark = mark, batch = j.batch, n = 0, flag = counts and 'M' or 'X', counts = counts,
+                    run = since .. format('%016d', 1) .. (counts and '.' .. whole(j.born) or '') .. '\n' .. holder}
+        batches[mark] = the_last
+    end
+    return the_last
+end
+
+local function move_members()
+    for _, of in pairs(batches) do
+        if of.counts then
+            redis.call('HINCRBY', batch_key(of.batch), 'waiting', -of.n)
+            redis.call('HINCRBY', batch_key(of.batch), 'running', of.n)
+        end
+    end
+end
+
 -- Jobs that are what they were when they were put.
 local function take_fresh(ids)
     local records = redis.call('HMGET', JOBS, unpack(ids))
@@ -165,6 +229,11 @@ local function take_fresh(ids)
         local id, record = ids[k], records[k]
         if record and record:byte() == PLAIN then
             start(id, record, 'P', first_time)
+            n = n + 1
+        elseif record and record:byte() == MEMBER then
+            local of = batch_of(id, record)
+            start(id, record, of.flag, of.run)
+            of.n = of.n + 1
             n = n + 1
         elseif record and may_start(made(id, record)) then
             start(id, record, 'X', first_time)
@@ -412,6 +481,7 @@ for _ = 1, tonumber(argument()) do
     per_queue[#per_queue + 1] = n < want and redis.call('LLEN', of_queue(queue, 'incoming')) or 0
     per_queue[#per_queue + 1] = n < want and due_in(queue) or -1
 end
+move_members()
 if total > 0 then
     redis.call('SET', base .. 'fence', whole(first_fence + total - 1))
     redis.call('HSET', BUNDLES, bundle, total)

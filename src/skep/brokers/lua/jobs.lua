@@ -35,7 +35,7 @@ local function run_of(j)
     if not value then
         return nil
     end
-    local fence, bundle, started, attempt, holder = value:match('^.(%d+)\n(%d+)\n(%d+)\n(%d+)\n(.*)$')
+    local fence, bundle, started, attempt, holder = value:match('^.(%d+)\n(%d+)\n(%d+)\n(%d+)%.?%d*\n(.*)$')
     return {
         fence = fence, bundle = bundle, started = tonumber(started), attempt = tonumber(attempt), holder = holder,
         value = value,

@@ -51,11 +51,9 @@ if opening and call.batch.parent then
     joined[call.batch.parent] = true
 end
 for batch in pairs(joined) do
-    local facts = redis.call('HMGET', batch_key(batch), 'created', 'sealed')
-    if not facts[1] then
-        return redis.error_reply('SKEPUNKNOWN ' .. batch)
-    elseif facts[2] then
-        return redis.error_reply('SKEPSEALED ' .. batch)
+    local shut = is_shut(batch)
+    if shut then
+        return shut
     end
 end
 
