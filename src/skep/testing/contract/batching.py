@@ -12,6 +12,7 @@ from skep.broker import KNOWN_FOR, Engine, Receipt, Rule, RuleKind, Scope
 from skep.errors import BatchSealed, QueueFull, UnknownBatch
 from skep.job import Dead, Done, Outcome, Retry, State
 from skep.testing.clock import FakeClock
+from skep.testing.contract.bundling import ACTS, Act
 from skep.testing.contract.endings import MORTAL, Way, every_ending, every_return
 from skep.testing.contract.steps import (
     A_MOMENT,
@@ -710,3 +711,142 @@ class Batching:
         await engine.remove_rule(RuleKind.PAUSE, Scope.KEY, "x")
         assert await take(engine) == []
         assert await found(engine) == []
+
+    # --- members that are leased together ------------------------------------------------
+
+    @pytest.mark.parametrize("act", ACTS.values(), ids=list(ACTS))
+    async def test_what_happens_to_one_of_many_members_counts_for_it_alone(
+        self, engine: Engine, act: Act
+    ) -> None:
+        """T3-T7, T9, T12, B1, I8: whatever the engine shares between them."""
+        batch = await a_batch_of(engine, 5)
+        leases = await take(engine)
+        one, others = leases[2], leases[:2] + leases[3:]
+        before = [await look(engine, lease.id) for lease in others]
+        assert [(record.batch, record.member) for record in before] == [(batch.id, n) for n in (0, 1, 3, 4)]
+
+        await act(engine, one)
+
+        assert [await look(engine, lease.id) for lease in others] == before
+        now = await status(engine, batch.id)
+        assert (now.total, now.enqueued + now.retrying + now.running + now.ended) == (5, 5)
+        assert now.running in (4, 5)
+        assert await engine.settle([(lease, Done()) for lease in others]) == []
+        listed = await engine.members(batch.id)
+        assert [(member.member, member.id) for member in listed] == [(n, leases[n].id) for n in range(5)]
+        assert [listed[n].state for n in (0, 1, 3, 4)] == [State.DONE] * 4
+        now = await status(engine, batch.id)
+        assert (now.finished_at is not None) == listed[2].state.terminal
+        assert (now.done, now.dead) == (4 + (listed[2].state is State.DONE), listed[2].state is State.DEAD)
+
+    @pytest.mark.parametrize("backwards", [False, True])
+    async def test_members_of_several_batches_end_in_one_settle(
+        self, engine: Engine, backwards: bool
+    ) -> None:
+        """B1, I11: each batch where the last of its own ends."""
+        first, second = a_batch(), a_batch()
+        for batch in (first, second):
+            await engine.put_batch(batch, members_of(batch, 3), seal=False)
+            await put_one(engine)
+            await engine.put(members_of(batch, 6)[3:])
+            await engine.seal(batch.id)
+        leases = await take(engine)
+        assert [lease.batch for lease in leases] == [
+            of and of.id
+            for of in (first,) * 3 + (None,) + (first,) * 3 + (second,) * 3 + (None,) + (second,) * 3
+        ]
+
+        if backwards:
+            leases.reverse()
+        assert await engine.settle([(lease, Done()) for lease in leases]) == []
+
+        assert [(await status(engine, batch.id)).done for batch in (first, second)] == [6, 6]
+        called = await found(engine, queue=CALLBACKS)
+        order = [first, second] if not backwards else [second, first]
+        assert called == [
+            a_callback(batch.id, when).id for batch in order for when in ("on_succeeded", "on_finished")
+        ]
+
+    async def test_members_of_an_older_batch_of_that_name_count_in_none(
+        self, engine: Engine, clock: FakeClock
+    ) -> None:
+        """B1, I11: also where they are leased together with those of the new one."""
+        batch = a_batch(open_for_ms=1000)
+        old = members_of(batch, 2)
+        await engine.put_batch(batch, old, seal=False)
+        clock.advance(timedelta(seconds=1))
+        await engine.sweep()
+        new = members_of(batch, 2)
+        await engine.put_batch(batch, new)
+        assert [member.id for member in await engine.members(batch.id)] == [job.id for job in new]
+
+        leases = await take(engine)
+        now = await status(engine, batch.id)
+        assert (now.total, now.enqueued, now.running) == (2, 0, 2)
+        assert await engine.settle([(lease, Done()) for lease in leases[:3]]) == []
+
+        assert [lease.id for lease in leases] == [job.id for job in old + new]
+        now = await status(engine, batch.id)
+        assert (now.total, now.running, now.done) == (2, 1, 1)
+        assert await engine.settle([(leases[3], Done())]) == []
+        assert await called_back(engine) == ["on_succeeded", "on_finished"]
+
+    async def test_a_batch_is_deleted_without_the_members_of_an_older_one_of_that_name(
+        self, engine: Engine, clock: FakeClock
+    ) -> None:
+        """T14: they belong to none."""
+        batch = a_batch(open_for_ms=1000)
+        old = members_of(batch, 2)
+        await engine.put_batch(batch, old, seal=False)
+        clock.advance(timedelta(seconds=1))
+        await engine.sweep()
+        await engine.put_batch(batch, members_of(batch, 2))
+
+        assert await engine.delete_batch(batch.id)
+
+        assert [lease.id for lease in await take(engine)] == [job.id for job in old]
+
+    async def test_members_that_end_in_pieces_are_listed_by_their_numbers(self, engine: Engine) -> None:
+        """B1: page by page, whatever ended together."""
+        batch = await a_batch_of(engine, 9)
+        leases = await take(engine)
+        for piece in ((1, 3, 5), (8, 0)):
+            assert await engine.settle([(leases[n], Done()) for n in piece]) == []
+        kept: list[tuple[int, Outcome]] = [
+            (2, Done(result=b"2", keep=HOUR)),
+            (6, Done(result=b"6")),
+            (4, Dead()),
+        ]
+        assert await engine.settle([(leases[n], outcome) for n, outcome in kept]) == []
+
+        listed, after = [], None
+        while page := await engine.members(batch.id, limit=2, after=after):
+            listed += page
+            after = page[-1].member
+
+        assert [member.id for member in listed] == [lease.id for lease in leases]
+        assert [member.state for member in listed] == [
+            State.RUNNING if n == 7 else State.DEAD if n == 4 else State.DONE for n in range(9)
+        ]
+        assert [member.result for member in listed] == [
+            str(n).encode() if n in (2, 6) else None for n in range(9)
+        ]
+
+    async def test_members_that_share_their_numbers_are_all_listed(self, engine: Engine) -> None:
+        """B1: several may add to a batch without knowing of one another."""
+        batch = a_batch()
+        jobs = members_of(batch, 4) + members_of(batch, 6)
+        await engine.put_batch(batch, jobs[:4], seal=False)
+        await engine.put(jobs[4:])
+        expected = sorted((job.member, job.id) for job in jobs)
+
+        everything = await engine.members(batch.id)
+        some = await engine.members(batch.id, limit=3)
+        rest = await engine.members(batch.id, after=1)
+
+        assert [(member.member, member.id) for member in everything] == expected
+        assert [(member.member, member.id) for member in some] == expected[:3]
+        assert [(member.member, member.id) for member in rest] == expected[4:]
+        leases = await take(engine)
+        assert await engine.settle([(lease, Done()) for lease in leases[1::2]]) == []
+        assert [member.id for member in await engine.members(batch.id)] == [name for _, name in expected]
