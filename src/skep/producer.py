@@ -8,8 +8,9 @@ import random
 import threading
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -76,9 +77,11 @@ class Coalescer:
                 _answer(future, receipt)
 
 
-def _bundles(jobs: list[Job]) -> Iterator[list[Job]]:
-    for start in range(0, len(jobs), MOST_PER_PUT):
-        yield jobs[start : start + MOST_PER_PUT]
+def bundles(jobs: Iterable[Job]) -> Iterator[list[Job]]:
+    """As many as one put may have, as they are made."""
+    left = iter(jobs)
+    while bundle := list(islice(left, MOST_PER_PUT)):
+        yield bundle
 
 
 def _answer(future: asyncio.Future[Receipt], answer: Receipt | BaseException) -> None:
@@ -244,7 +247,7 @@ class Producer:
         """Put jobs inside a transaction of the caller's own, where the engine can do that."""
         engine = self._transactional(await self.ready())
         receipts: list[Receipt] = []
-        for bundle in _bundles(jobs):
+        for bundle in bundles(jobs):
             receipts += await engine.put_in(tx, bundle)
         return receipts
 
@@ -254,7 +257,7 @@ class Producer:
         if not self._opened:
             self.wait(self.ready())
         receipts: list[Receipt] = []
-        for bundle in _bundles(jobs):
+        for bundle in bundles(jobs):
             receipts += engine.put_in_now(tx, bundle)
         return receipts
 
@@ -263,13 +266,13 @@ class Producer:
             raise BadSetting(f"{masked(self.url)} has no transactions to join: leave tx= out")
         return engine
 
-    async def aput_many(self, jobs: list[Job]) -> list[Receipt]:
+    async def aput_many(self, jobs: Iterable[Job]) -> list[Receipt]:
         """In bundles.  Where the engine keeps their order, the next is made ready while the last is put."""
         await self.ready()
         receipts: list[Receipt] = []
         under_way: deque[asyncio.Task[list[Receipt]]] = deque()
         try:
-            for bundle in _bundles(jobs):
+            for bundle in bundles(jobs):
                 under_way.append(asyncio.create_task(self._put(bundle)))
                 if not self._in_order or len(under_way) > 1:
                     receipts += await under_way.popleft()

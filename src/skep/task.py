@@ -8,7 +8,6 @@ import sys
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
@@ -24,7 +23,7 @@ from skep.flow.steps import Flow, Single
 from skep.handle import Handle
 from skep.job import MAX_CRASHES, Job, UniqueUntil, new_id
 from skep.policy import Policy
-from skep.producer import MOST_PER_PUT, Producer
+from skep.producer import Producer, bundles
 from skep.signature import Signature, decoder_for, encode_value
 from skep.strategy import Archive, Bury, Delete, Repeat, Strategy
 from skep.transaction import Transaction
@@ -225,11 +224,18 @@ class Many(Generic[R_co]):
         What is wrong with one of them is found before any is put, unless an iterator makes them as they are
         needed.
         """
-        return [handle async for handle in self.astream()]
+        if self._tx is not UNSET:
+            return [handle async for handle in self.astream()]
+        receipts = await self._task.producer.aput_many(self._made())
+        return [self._task.handle(receipt) for receipt in receipts]
 
     def enqueue(self) -> list[Handle[R_co]]:
         """The same for synchronous code."""
-        return list(self.stream())
+        made = self._made()
+        if self._tx is not UNSET or not isinstance(made, list):  # an iterator may belong to this thread
+            return list(self.stream())
+        producer = self._task.producer
+        return [self._task.handle(receipt) for receipt in producer.wait(producer.aput_many(made))]
 
     async def astream(self) -> AsyncIterator[Handle[R_co]]:
         """The same, handle by handle: of what an iterator makes, only one bundle is in memory at a time.
@@ -237,7 +243,7 @@ class Many(Generic[R_co]):
         They are put as far as somebody asks for their handles, and to the end of that bundle.
         """
         producer = self._task.producer
-        for bundle in self._bundles():
+        for bundle in bundles(self._made()):
             put = producer.aput_many(bundle) if self._tx is UNSET else producer.aput_in(self._tx, bundle)
             for receipt in await put:
                 yield self._task.handle(receipt)
@@ -245,19 +251,16 @@ class Many(Generic[R_co]):
     def stream(self) -> Iterator[Handle[R_co]]:
         """The same for synchronous code."""
         producer = self._task.producer
-        for bundle in self._bundles():
+        for bundle in bundles(self._made()):
             if self._tx is UNSET:
                 receipts = producer.wait(producer.aput_many(bundle))
             else:
                 receipts = producer.put_in(self._tx, bundle)
             yield from map(self._task.handle, receipts)
 
-    def _bundles(self) -> Iterator[list[Job]]:
-        jobs = self._jobs()
-        if isinstance(self._calls, Collection):
-            jobs = iter(list(jobs))
-        while bundle := list(islice(jobs, MOST_PER_PUT)):
-            yield bundle
+    def _made(self) -> Iterable[Job]:
+        """All of them now, or those of an iterator as they are asked for."""
+        return list(self._jobs()) if isinstance(self._calls, Collection) else self._jobs()
 
 
 class Task(Generic[P, R_co]):
