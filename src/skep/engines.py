@@ -18,11 +18,11 @@ _OWN = {
     "postgres": "skep.brokers.postgres:from_url",
     "postgresql": "skep.brokers.postgres:from_url",
     "redis": "skep.brokers.redis:from_url",
-    "redis+cluster": "skep.brokers.redis:from_url",
+    "redis+cluster": "skep.brokers.redis_spread:from_url",
     "redis+sentinel": "skep.brokers.redis:from_url",
     "redis+unix": "skep.brokers.redis:from_url",
     "rediss": "skep.brokers.redis:from_url",
-    "rediss+cluster": "skep.brokers.redis:from_url",
+    "rediss+cluster": "skep.brokers.redis_spread:from_url",
     "rediss+sentinel": "skep.brokers.redis:from_url",
     "sqlite": "skep.brokers.sqlite:from_url",
 }

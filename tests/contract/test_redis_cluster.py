@@ -1,6 +1,7 @@
 """The Redis engine keeps the contract on three masters, also while their replicas take over from them.
 
-S1.31, S4.25: whatever a script touches lives in one slot.
+Once in one slot, and once spread over homes of which each master has some.  S1.31, S4.25: whatever a script
+touches lives in one slot.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import pytest
 
 from skep.address import Address
 from skep.brokers.redis import RedisBroker
+from skep.brokers.redis_homes import Homes
 from skep.brokers.redis_link import target_of
+from skep.brokers.redis_spread import SpreadBroker
 from skep.life import Retention
 from skep.testing.clock import FakeClock
 from skep.testing.contract import BrokerContract, OpenEngine
@@ -32,6 +35,7 @@ class Changes:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._masters: set[int] = set()
+        self._chance = random.Random()  # not the one that Hypothesis watches
 
     def __enter__(self) -> Changes:
         self._thread.start()
@@ -48,7 +52,7 @@ class Changes:
             self._masters |= {port for port, role in roles.items() if role == "master"}
             replicas = [each for each in self._cluster.servers if roles[each.port] == "slave"]
             with suppress(hiredis.ReplyError):  # it may be in the middle of one
-                random.choice(replicas).ask("CLUSTER", "FAILOVER")
+                self._chance.choice(replicas).ask("CLUSTER", "FAILOVER")
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +68,16 @@ class TestCluster(BrokerContract):
     ) -> OpenEngine:
         target = target_of(Address(cluster.url))
         return lambda: RedisBroker(target, prefix=f"{{{prefix}}}:", clock=clock, retention=retention)
+
+
+class TestSpreadCluster(BrokerContract):
+    """The queues, batches and keys of most tests live in different homes, as their names have it."""
+
+    @pytest.fixture
+    def open_engine(
+        self, clock: FakeClock, retention: Retention, cluster: Cluster, prefix: str
+    ) -> OpenEngine:
+        target = target_of(Address(cluster.url))
+        return lambda: SpreadBroker(
+            target, Homes(7), prefix=f"{{{prefix}}}:", clock=clock, retention=retention
+        )

@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from skep.address import Address
-from skep.brokers.redis_cluster import slot_of
 from skep.brokers.redis_link import RedisLink, Script, target_of
+from skep.brokers.redis_slots import slot_of
 from skep.errors import EngineError, EngineUnavailable, OutcomeUnknown
 from skep.testing.redis_servers import Cluster, RedisServer, Sentinels, redis_cluster, redis_sentinels
 

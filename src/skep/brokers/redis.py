@@ -40,6 +40,19 @@ The key layout, whose only description this is.  PREFIX is `skep:`.
     PREFIXsweepers                zset     who sweeps, by when each comes back
     PREFIXseq, PREFIXfence        string   the last numbers given to a put and to a lease
 
+On a cluster PREFIX is `{skep}:`, so that everything is in one slot.  Where an app is spread over homes, that
+of home 3 is `{skep:3}:`, and each home also has
+
+    PREFIXoutbox:<home>           list     number and MessagePack of what is to happen in another home
+    PREFIXowing                   set      the homes for which there is such a list
+    PREFIXsent                    string   the number of the last message
+    PREFIXheard                   hash     home -> the number of its last message that was acted on here
+    PREFIXleaving                 hash     ids of jobs that are on their way to another home
+    PREFIXclaims                  zset     chosen ids of puts, wherever their jobs live, by their last moment
+    PREFIXshares                  hash     limit -> the name of its sharing; its rule is our share
+    PREFIXpool                    hash     (home 0) limit -> MessagePack of its n and what is left
+    {skep}:homes                  hash     count: how many homes; part:<queue>: in how many of them it lives
+
 A record is `<flag><task>\\n<put, us>\\n<number>\\n<meta as JSON>\\n<body>`.  The flag is P where nothing
 else has to be done when the job starts or ends, M where only a batch has to be told, and X for the others.
 """
@@ -74,6 +87,7 @@ from skep.broker import (
     Scope,
     Swept,
 )
+from skep.brokers.redis_homes import Homes
 from skep.brokers.redis_link import Credentials, Layout, Link, RedisLink, Refused, Target, target_of
 from skep.brokers.redis_safety import check_safety, durability_of, read_safety
 from skep.brokers.redis_script import Script
@@ -83,6 +97,7 @@ from skep.brokers.redis_words import (
     are_plain_members,
     batch_draft,
     draft,
+    drafts,
     is_plain,
     leases_from,
     load_scripts,
@@ -136,13 +151,16 @@ class RedisBroker:
         clock: Clock | None = None,
         retention: Retention = RETENTION,
         credentials: Credentials | None = None,
+        link: Link | None = None,
+        homes: Homes | None = None,
     ) -> None:
         clustered = target.layout is Layout.CLUSTER
         self._prefix = prefix if prefix is not None else CLUSTER_PREFIX if clustered else PREFIX
         if clustered and not re.search(r"\{[^{}]+\}", self._prefix):
             raise BadSetting(f"prefix={self._prefix!r}: in a cluster it needs a hash tag, such as {{shop}}:")
         self._keys = (self._prefix.encode(),)
-        self._link: Link = RedisLink(target, credentials)
+        self._link = link or RedisLink(target, credentials)
+        self._homes = homes
         self._clock = clock
         self._retention = retention
         self._keeps = (span_us(retention.dead_for), span_us(retention.cancelled_for))
@@ -164,8 +182,18 @@ class RedisBroker:
         return self._durability
 
     async def open(self) -> Self:
+        if await self.open_link() and self._link.target.layout is Layout.CLUSTER:
+            try:
+                await self._check_alone()
+            except BaseException:
+                await self.close()
+                raise
+        return self
+
+    async def open_link(self) -> bool:
+        """False if it was open already."""
         if not await self._link.open():
-            return self
+            return False
         try:
             servers = await read_safety(self._link)
             for server in servers:
@@ -174,7 +202,15 @@ class RedisBroker:
         except BaseException:
             await self.close()
             raise
-        return self
+        return True
+
+    async def _check_alone(self) -> None:
+        known = await self._link.command("HGET", f"{self._prefix}homes", "count", reads=True)
+        if known is not None:
+            raise EngineError(
+                f"{self._link.target.shown}: the app under {self._prefix} is spread over homes: write "
+                f"homes={int(known)}"
+            )
 
     async def close(self) -> None:
         await self._link.close()
@@ -186,7 +222,7 @@ class RedisBroker:
         try:
             return await self._link.call(script, self._keys, args, reads=reads)
         except Refused as refused:
-            raise _refusal(refused) from refused
+            raise refusal(refused) from refused
 
     def _terms(self) -> tuple[bytes | str | int, ...]:
         """What every script is told: see base.lua."""
@@ -221,9 +257,7 @@ class RedisBroker:
             raise MemoryFull(jobs[0].queue if jobs else "", full.where) from full
 
     async def _put_plain(self, jobs: Sequence[Job], token: str | None) -> list[Receipt]:
-        args = [*self._terms(), token or "", *self._kinds.arguments(jobs)]
-        refused = await self._run(_scripts["put_plain"], args)
-        return _receipts(jobs, refused)
+        return _receipts(jobs, await self._run(_scripts["put_plain"], self._plain_call(jobs, token)))
 
     async def _put_members(
         self,
@@ -239,13 +273,21 @@ class RedisBroker:
         refused = await self._run(_scripts["put_members"], args + self._kinds.arguments(jobs, batch))
         return _receipts(jobs, refused)
 
+    def _plain_call(self, jobs: Sequence[Job], token: str | None) -> list[bytes | str | int]:
+        return [*self._terms(), token or "", *self._kinds.arguments(jobs)]
+
+    def _put_call(
+        self, jobs: Sequence[Job], token: str | None, batch: Batch | None, *, seal: bool
+    ) -> list[bytes | str | int]:
+        call: dict[str, object] = {"jobs": drafts(jobs, self._homes, claim=True), "seal": seal}
+        if batch is not None:
+            call["batch"] = batch_draft(batch, self._homes)
+        return [*self._terms(), token or "", packed(call)]
+
     async def _put(
         self, jobs: Sequence[Job], token: str | None, batch: Batch | None, *, seal: bool
     ) -> list[Receipt]:
-        call: dict[str, object] = {"jobs": list(map(draft, jobs, wire.encode_all(jobs))), "seal": seal}
-        if batch is not None:
-            call["batch"] = batch_draft(batch)
-        refused = await self._call("put", token or "", packed(call))
+        refused = await self._run(_scripts["put"], self._put_call(jobs, token, batch, seal=seal))
         receipts = [Receipt(job.id, True) for job in jobs]
         for n, there in zip(refused[::2], refused[1::2], strict=True):
             receipts[n - 1] = Receipt(there.decode(), False)
@@ -276,7 +318,7 @@ class RedisBroker:
         holder: str,
         limit: int | None = None,
     ) -> Exchange:
-        settling = Settling(outcomes)
+        settling = Settling(outcomes, self._homes)
         if limit is None:
             limit = _ROOM
         lost, leases, doors = await self._exchange(settling, wants, span, holder, limit)
@@ -284,13 +326,13 @@ class RedisBroker:
             rest = {queue: wants[queue] - sum(lease.queue == queue for lease in leases) for queue in doors}
             _, more, _ = await self._exchange(Settling(()), rest, span, holder, limit - len(leases))
             leases += more
-        return Exchange(lost, leases)
+        return Exchange([outcomes[n][0] for n in lost], leases)
 
     async def _exchange(
         self, settling: Settling, wants: Mapping[str, int], span: timedelta, holder: str, limit: int
-    ) -> tuple[list[Lease], list[Lease], list[str]]:
-        """Gives what was lost, what was leased, and the queues at whose doors something waits."""
-        self._link.looked()
+    ) -> tuple[list[int], list[Lease], list[str]]:
+        """Gives the numbers of those that were lost, what was leased, and queues with something at doors."""
+        self._looked()
         span_in_us = span_us(span)
         args = [*self._terms(), *settling.arguments, span_in_us, holder, limit, len(wants)]
         for queue, want in wants.items():
@@ -301,6 +343,9 @@ class RedisBroker:
         doors = [queue for queue, waiting in zip(wants, per_queue[1::3], strict=True) if waiting]
         self._alarms.set(zip(wants, per_queue[2::3], strict=True))
         return settling.lost(lost), leases, doors
+
+    def _looked(self) -> None:
+        self._link.looked()
 
     async def renew(self, leases: Sequence[Lease], *, span: timedelta) -> list[Renewal]:
         args: list[str | int] = []
@@ -348,11 +393,15 @@ class RedisBroker:
                 "LRANGE", self._key(queue, "incoming"), -TAKEN_IN, -1, reads=True
             )
             args: list[bytes] = []
-            for pushed in reversed(found):  # the oldest is the last
-                args += (pushed, taken_in(queue, pushed))
+            meanings = await self._meanings(queue, found)
+            for pushed, meaning in zip(reversed(found), reversed(meanings), strict=True):
+                args += (pushed, meaning)  # the oldest is the last
             if args:
                 taken += await self._call("take_in", queue, *args)
         return taken
+
+    async def _meanings(self, queue: str, found: Sequence[bytes]) -> list[bytes]:
+        return [taken_in(queue, pushed)[1] for pushed in found]
 
     # --- Ledger: looking -----------------------------------------------------------------
 
@@ -369,26 +418,31 @@ class RedisBroker:
         }
 
     async def get(self, job_id: str) -> Record | None:
-        for row in await self._call("look", job_id, reads=True):
-            return record_from(row)
+        for record in await self._records([job_id]):
+            return record
         return None
 
     async def find(self, where: Filter, *, limit: int = 100, after: int | None = None) -> Page:
+        found = await self._found(where, limit + 1, after or 0)
+        page = found[:limit]
+        records = await self._records([job_id for _, job_id in page])
+        return Page(records, page[-1][0] if page and len(found) > limit else None)
+
+    async def _found(self, where: Filter, limit: int, after: int) -> list[tuple[int, bytes]]:
+        """The numbers and the ids of those that match and were put first."""
         asked = packed({name: value for name, value in asdict(where).items() if value is not None})
-        found: dict[int, bytes] = {}
+        found: set[tuple[int, bytes]] = set()
         cursor = b"0"
         while True:
-            cursor, answer = await self._call(
-                "find", cursor, LOOKED_THROUGH, asked, after or 0, limit + 1, reads=True
-            )
-            found |= zip(map(int, answer[::2]), answer[1::2], strict=True)
-            found = {seq: found[seq] for seq in sorted(found)[: limit + 1]}
+            cursor, answer = await self._call("find", cursor, LOOKED_THROUGH, asked, after, limit, reads=True)
+            found.update(zip(map(int, answer[::2]), answer[1::2], strict=True))
+            found = set(sorted(found)[:limit])
             if cursor == b"0":
-                break
-        page = list(found)[:limit]
-        rows = await self._call("look", *(found[seq] for seq in page), reads=True) if page else []
-        records = [record for row in rows if (record := record_from(row))]
-        return Page(records, page[-1] if page and len(found) > limit else None)
+                return sorted(found)
+
+    async def _records(self, job_ids: Sequence[bytes | str]) -> list[Record]:
+        rows = await self._call("look", *job_ids, reads=True) if job_ids else []
+        return [record for row in rows if (record := record_from(row))]
 
     async def position(self, job_id: str) -> int | None:
         found: int = await self._call("position", job_id, reads=True)
@@ -466,7 +520,7 @@ class RedisBroker:
         return bool(await self._call("remove_schedule", name))
 
     async def fire(self, name: str, instant: datetime, job: Job | None, next_at: datetime) -> bool:
-        what = b"" if job is None else packed(draft(job, wire.encode(job)))
+        what = b"" if job is None else packed(draft(job, wire.encode(job), self._homes))
         return bool(await self._call("fire", name, to_us(instant), what, to_us(next_at)))
 
     # --- Hints ---------------------------------------------------------------------------
@@ -477,10 +531,14 @@ class RedisBroker:
 
     async def wait(self, queues: Sequence[str], timeout: float) -> bool:
         """Also until the first of the jobs that were not due at the last look becomes so."""
-        left = self._alarms.left(queues)
+        left = self.due_in(queues)
         if left < timeout:
             return await self._wait(queues, left) or True
         return await self._wait(queues, timeout)
+
+    def due_in(self, queues: Sequence[str]) -> float:
+        """Seconds until the next job that was not due at the last look becomes so."""
+        return self._alarms.left(queues)
 
     async def _wait(self, queues: Sequence[str], timeout: float) -> bool:
         ends = time.monotonic() + timeout
@@ -536,7 +594,7 @@ def _pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
-def _refusal(refused: Refused) -> SkepError:
+def refusal(refused: Refused) -> SkepError:
     match refused.code:
         case "SKEPUNKNOWN":
             return UnknownBatch(refused.detail)

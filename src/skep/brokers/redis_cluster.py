@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from binascii import crc_hqx
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from skep.brokers.redis_connection import Connection, pack
 from skep.brokers.redis_errors import ServerError, explained
 from skep.brokers.redis_lane import Dialler, Lane
+from skep.brokers.redis_slots import slot_of
 from skep.brokers.redis_target import Place
 from skep.errors import EngineError, EngineUnavailable, OutcomeUnknown
 
 _chance = random.Random()  # not the one of the program, which may be seeded or watched
 
-SLOTS = 16384
 TURNS = 8  # redirections that one call follows
 TRY_AGAIN = 0.02  # seconds, while the keys of one call are partly here and partly there
 ASKED = 3  # masters that are asked for the map at once, besides those that the URL names
@@ -24,16 +23,6 @@ MAP_AGE = 0.2  # seconds in which the map is not asked for again
 
 _ASKING = pack("ASKING")
 _ASK_FOR_MAP = pack("CLUSTER", "SLOTS")
-
-
-def slot_of(key: bytes) -> int:
-    """The slot of a key: of what stands between its first braces, if there is anything."""
-    start = key.find(b"{")
-    if start >= 0:
-        end = key.find(b"}", start + 1)
-        if end > start + 1:
-            key = key[start + 1 : end]
-    return crc_hqx(key, 0) % SLOTS
 
 
 def slot_map(reply: Sequence[Any], asked: Place) -> dict[int, Place]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from importlib.resources import files
 from typing import Any
@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from skep import wire
 from skep.batch import Batch, BatchStatus, Member, batch_state
+from skep.brokers.redis_homes import Homes
 from skep.brokers.redis_script import Script
 from skep.clock import from_us, span_us, to_us
 from skep.errors import BrokenPayload
@@ -60,13 +61,33 @@ _NUMBER = b',"member":'  # comes last in what is written of a member
 
 def load_scripts() -> dict[str, Script]:
     """Every script in lua/ that says in its first line of which parts it is made."""
-    folder = files("skep.brokers") / "lua"
-    texts = {entry.name.removesuffix(".lua"): entry.read_text("utf-8") for entry in folder.iterdir()}
+    texts = _texts()
     return {
         name: Script(name, "\n".join([*(texts[part] for part in _parts(whole)), whole]).encode())
         for name, whole in texts.items()
-        if whole.startswith(_PARTS)
+        if whole.startswith(_PARTS) and "spread" not in _parts(whole)
     }
+
+
+def load_spread_scripts() -> dict[str, Script]:
+    """The same where an app is spread over homes: each answers with what is to be sent on as well."""
+    texts = _texts()
+    scripts = {}
+    for name, whole in texts.items():
+        if whole.startswith(_PARTS):
+            parts: list[str] = []
+            for part in _parts(whole):
+                added = {"base": "spread", "batches": "travelling"}.get(part)
+                parts += [part] if added is None or added in _parts(whole) else [part, added]
+            wrapped = ["local function verb()", whole, "end", texts["answering"]]
+            text = "\n".join([*(texts[part] for part in parts), *wrapped])
+            scripts[name] = Script(name, text.encode())
+    return scripts
+
+
+def _texts() -> dict[str, str]:
+    folder = files("skep.brokers") / "lua"
+    return {entry.name.removesuffix(".lua"): entry.read_text("utf-8") for entry in folder.iterdir()}
 
 
 def _parts(script: str) -> list[str]:
@@ -102,6 +123,8 @@ class Meta(Struct, omit_defaults=True):
     batch: str | None = None
     member: int = 0
     born: int = 0  # of the batch, where a member is plain in all other ways
+    unique_home: int | None = None
+    batch_home: int | None = None
 
 
 _meta = msgspec.json.Decoder(Meta)
@@ -169,11 +192,29 @@ def _told_of_members(kind: tuple[str, str, int, int], batch: str) -> tuple[Argum
     return queue, priority, f"M{task}", _json.encode(Meta(queue, priority, max_crashes, batch=batch))
 
 
-def draft(job: Job, body: bytes, queue: str | None = None) -> dict[str, object]:
-    """A job as add() in batches.lua takes it."""
-    queue = queue or job.queue
+def drafts(
+    jobs: Sequence[Job], homes: Homes | None = None, *, claim: bool = False
+) -> list[dict[str, object]]:
+    """Jobs that are put in one step.  With homes a producer must claim the ids that it chooses."""
+    if homes is None:
+        return list(map(draft, jobs, wire.encode_all(jobs)))
+    ways = homes.ways(jobs, claim=claim)
+    bodies = wire.encode_all(jobs)
+    found = [draft(job, body, homes, ways) for job, body in zip(jobs, bodies, strict=True)]
+    for job, facts in zip(jobs, found, strict=True):
+        if claim and job.chosen:
+            facts["id_home"] = homes.of(job.id)
+    return found
+
+
+def draft(
+    job: Job, body: bytes, homes: Homes | None = None, ways: Mapping[str, Sequence[int]] | None = None
+) -> dict[str, object]:
+    """A job as add() in batches.lua takes it; with homes, as travel() in travelling.lua does."""
+    unique_home = None if homes is None or job.unique is None else homes.of(job.unique)
+    batch_home = None if homes is None or job.batch is None else homes.of(job.batch)
     meta = Meta(
-        queue,
+        job.queue,
         job.priority,
         job.max_crashes,
         job.chosen,
@@ -182,6 +223,8 @@ def draft(job: Job, body: bytes, queue: str | None = None) -> dict[str, object]:
         job.key,
         job.batch,
         job.member,
+        unique_home=unique_home,
+        batch_home=batch_home,
     )
     expires = job.expires_at is not None or job.expires_in_ms is not None
     flag = "X" if job.chosen or job.unique is not None or job.batch is not None or expires else "P"
@@ -190,14 +233,19 @@ def draft(job: Job, body: bytes, queue: str | None = None) -> dict[str, object]:
         "head": f"{flag}{job.task}",
         "meta": _bytes(_json.encode(meta)),
         "body": _bytes(body),
-        "queue": queue,
+        "queue": job.queue,
         "priority": job.priority,
     }
+    if homes is not None:
+        facts["home"] = homes.of_job(job.queue, job.id)
+        facts["via"] = homes.way_of(job, ways or homes.ways([job]))
     if job.unique is not None:
         facts["unique"] = job.unique
+        facts["unique_home"] = unique_home
     if job.batch is not None:
         facts["batch"] = job.batch
         facts["member"] = job.member
+        facts["batch_home"] = batch_home
     if job.due_at is not None:
         facts["due"] = str(to_us(job.due_at))
     elif job.delay_ms:
@@ -209,7 +257,7 @@ def draft(job: Job, body: bytes, queue: str | None = None) -> dict[str, object]:
     return facts
 
 
-def batch_draft(batch: Batch) -> dict[str, object]:
+def batch_draft(batch: Batch, homes: Homes | None = None) -> dict[str, object]:
     calls = {
         "on_failed": batch.on_failed,
         "on_succeeded": batch.on_succeeded,
@@ -218,18 +266,24 @@ def batch_draft(batch: Batch) -> dict[str, object]:
     facts: dict[str, object] = {
         "id": batch.id,
         "body": text(batch),
-        "calls": {when: draft(job, wire.encode(job)) for when, job in calls.items() if job is not None},
+        "calls": {
+            when: draft(job, wire.encode(job), homes) for when, job in calls.items() if job is not None
+        },
         "linger": batch.linger_ms * 1000,
         "open_for": batch.open_for_ms * 1000,
         "member": batch.member,
     }
     if batch.parent is not None:
         facts["parent"] = batch.parent
+    if homes is not None:
+        facts["home"] = homes.of(batch.id)
+        if batch.parent is not None:
+            facts["parent_home"] = homes.of(batch.parent)
     return facts
 
 
-def taken_in(queue: str, pushed: bytes) -> bytes:
-    """What a stranger pushed at the door of a queue, as take_in.lua takes it.
+def taken_in(queue: str, pushed: bytes, homes: Homes | None = None) -> tuple[str | None, bytes]:
+    """What a stranger pushed at the door of a queue, as take_in.lua takes it; and its id if it is a job.
 
     It is a job of this queue whatever it says itself, and gets an id if it has none.  What is no job at all
     goes to the broken shelf as it came.
@@ -237,8 +291,8 @@ def taken_in(queue: str, pushed: bytes) -> bytes:
     try:
         job, body = _read(queue, pushed)
     except BrokenPayload as error:
-        return packed(_shelved(queue, pushed, error))
-    return packed({"job": draft(job, body)})
+        return None, packed(_shelved(queue, pushed, error))
+    return job.id, packed({"job": draft(job, body, homes)})
 
 
 def _read(queue: str, pushed: bytes) -> tuple[Job, bytes]:
@@ -266,7 +320,7 @@ def _shelved(queue: str, pushed: bytes, error: BrokenPayload) -> dict[str, objec
 class Settling:
     """A bundle of outcomes as exchange.lua takes it: the plainest ones by queue, the others one by one."""
 
-    def __init__(self, outcomes: Sequence[tuple[Lease, Outcome]]) -> None:
+    def __init__(self, outcomes: Sequence[tuple[Lease, Outcome]], homes: Homes | None = None) -> None:
         self._leases = [lease for lease, _ in outcomes]
         self._order: list[int] = []
         # Where a lease is there twice their order counts, and nothing may be moved.
@@ -287,28 +341,30 @@ class Settling:
         arguments.append(len(others))
         for n in others:
             lease, outcome = outcomes[n]
-            arguments += (lease.id, lease.fence, packed(told(outcome)))
+            arguments += (lease.id, lease.fence, packed(told(outcome, lease.id, homes)))
         self._order += others
         self.arguments = arguments
 
-    def lost(self, numbers: Sequence[int]) -> list[Lease]:
-        """The leases that the script counted as these, in the order of the bundle."""
-        return [self._leases[n] for n in sorted(self._order[number - 1] for number in numbers)]
+    def lost(self, numbers: Sequence[int]) -> list[int]:
+        """Where in the bundle the leases stand that the script counted as these."""
+        return sorted(self._order[number - 1] for number in numbers)
 
 
-def told(outcome: Outcome) -> dict[str, object]:
+def told(outcome: Outcome, job_id: str, homes: Homes | None = None) -> dict[str, object]:
     """An outcome as settle_one() in settling.lua takes it: what there is not is left out."""
     facts: dict[str, object]
     match outcome:
         case Done(result=result, keep=keep, emit=emit):
-            emitted = [draft(job, wire.encode(job)) for job in emit]
+            emitted = drafts(emit, homes)
             result_bytes = None if result is None else _bytes(result)
             facts = {"kind": "done", "keep": _us(keep), "result": result_bytes, "emit": emitted or None}
         case Retry(delay=delay, error=error, queue=queue):
             note = storable(f"{error.type}: {error.message}"[:NOTE_MAX]) if error else ""
             facts = {"kind": "retry", "delay": _us(delay), "error": error, "queue": queue, "note": note}
+            if homes is not None and queue is not None:
+                facts["home"] = homes.of_job(queue, job_id)
         case Dead(reason=reason, error=error, keep=keep, emit=emit):
-            emitted = [draft(job, wire.encode(job)) for job in emit]
+            emitted = drafts(emit, homes)
             facts = {"kind": "dead", "error": error, "keep": _us(keep), "emit": emitted or None}
             facts["reason"] = storable(reason)
         case Snooze(delay=delay):

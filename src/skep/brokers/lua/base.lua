@@ -19,6 +19,14 @@ end
 local DAY_US = 86400000000
 local CHUNK = 1000  -- how many arguments go into one command: unpack() can take 8,000
 
+-- Where an app is spread over homes: the number of this one, how something is sent to another one, how a draft finds
+-- its way (spread.lua, travelling.lua).  On one server there are no homes, and all of this is nil.
+local me, send, travel
+
+local function elsewhere(home)
+    return home and home ~= me
+end
+
 local JOBS, STATE, LEASES, BUNDLES = base .. 'jobs', base .. 'state', base .. 'leases', base .. 'bundles'
 
 local format = string.format

@@ -7,26 +7,30 @@ local function batch_key(batch, what)
     return base .. (what or 'batch:') .. batch
 end
 
--- Put what follows from a step; what is already there is left out.
-local function emit(drafts)
+-- Put what follows from a step, or from the end of the job `from`; what is already there is left out.
+local function emit(drafts, from)
     for _, d in ipairs(drafts) do
-        local taken = d.unique and redis.call('HEXISTS', base .. 'unique', d.unique) == 1
-        if not taken and not used(d.id) then
+        if send then
+            travel(d, from)
+        elseif not (d.unique and redis.call('HEXISTS', base .. 'unique', d.unique) == 1) and not used(d.id) then
             add(d)
         end
     end
 end
 
 -- Does a member with this number among all puts count in the batch?  One that was put before the batch was born belonged
--- to another of that name.  So nobody has to look for the members of a batch that is gone.
+-- to another of that name.  So nobody has to look for the members of a batch that is gone.  (Homes have no common order
+-- of births: there a batch is born before everything.)
 local function counts_in(batch, seq)
     local born = redis.call('HGET', batch_key(batch), 'born')
-    return born and tonumber(born) < seq
+    return born and tonumber(born) <= seq
 end
 
 -- One member of a batch counts as something else now: waiting, retrying or running.
 local function move_member(j, from, to)
-    if j.batch and not j.s.stepped and counts_in(j.batch, j.seq) then
+    if j.batch and not j.s.stepped and elsewhere(j.batch_home) then
+        send(j.batch_home, {kind = 'move', batch = j.batch, from = from, to = to})
+    elseif j.batch and not j.s.stepped and counts_in(j.batch, j.seq) then
         redis.call('HINCRBY', batch_key(j.batch), from, -1)
         redis.call('HINCRBY', batch_key(j.batch), to, 1)
     end
@@ -79,29 +83,33 @@ end
 -- Put one job that is known to be new (T1).
 --
 -- d.id, d.head (flag and task), d.meta, d.body, d.queue, d.priority; and where there is one: d.chosen, d.unique,
--- d.batch, d.member, d.delay (us), d.due (us, as text), d.expires (us, as text), d.expires_in (us).
+-- d.batch, d.member, d.delay (us), d.due (us, as text), d.expires (us, as text), d.expires_in (us);
+-- and where it was accepted in another home: d.seq and d.put (us), its number and the time of that.
 function add(d)
-    local seq = redis.call('INCR', base .. 'seq')
-    local j = {id = d.id, put = now, seq = seq, queue = d.queue, priority = d.priority, s = {}}
+    local seq, put = d.seq or redis.call('INCR', base .. 'seq'), math.min(d.put or now, now)
+    local j = {id = d.id, put = put, seq = seq, queue = d.queue, priority = d.priority, s = {}}
     if d.due then
         j.s.due = d.due
     elseif d.delay then
-        j.s.due = whole(now + d.delay)
+        j.s.due = whole(put + d.delay)
     end
     local expires = d.expires
-    if d.expires_in and (not expires or now + d.expires_in < tonumber(expires)) then
-        expires = whole(now + d.expires_in)
+    if d.expires_in and (not expires or put + d.expires_in < tonumber(expires)) then
+        expires = whole(put + d.expires_in)
     end
     if expires then
         j.s.expires = expires
     end
-    if d.unique then
+    if d.unique and not d.keyed then
         redis.call('HSET', base .. 'unique', d.unique, d.id)
     end
-    if d.batch and not join(d.batch, d.id, d.member or 0, 'waiting') then
+    if d.batch and d.joined == nil then
+        d.joined = join(d.batch, d.id, d.member or 0, 'waiting')
+    end
+    if d.batch and not d.joined then
         j.s.stepped = true
     end
-    local record = d.head .. '\n' .. whole(now) .. '\n' .. whole(seq) .. '\n' .. d.meta .. '\n' .. d.body
+    local record = d.head .. '\n' .. whole(put) .. '\n' .. whole(seq) .. '\n' .. d.meta .. '\n' .. d.body
     redis.call('HSET', JOBS, d.id, record)
     make_ready(j)
     if next(j.s) then
@@ -136,7 +144,10 @@ end
 
 -- A nested batch counts as one running member of its parent.
 local function step_parent(b, id, state)
-    if b.parent then
+    local home = tonumber(b.parent_home)
+    if b.parent and elsewhere(home) then
+        send(home, {kind = 'step', batch = b.parent, id = id, was = 'running', state = state})
+    elseif b.parent then
         step(b.parent, id, b.born, 'running', state)
     end
 end
@@ -201,13 +212,18 @@ end
 -- Open a batch; one that is there already keeps what it was opened with.
 local function open_batch(d)
     local key = batch_key(d.id)
+    local born = send and 0 or redis.call('INCR', base .. 'seq')
     redis.call('HSET', key, 'body', d.body, 'calls', cmsgpack.pack(d.calls), 'linger', whole(d.linger),
-               'created', whole(now), 'member', d.member, 'born', whole(redis.call('INCR', base .. 'seq')))
+               'created', whole(now), 'member', d.member, 'born', whole(born))
     redis.call('ZADD', base .. 'batches', 0, d.id)
     redis.call('ZADD', base .. 'batch_ends', whole(now + d.open_for), d.id)
     if d.parent then
-        redis.call('HSET', key, 'parent', d.parent)
-        join(d.parent, d.id, d.member, 'running')
+        redis.call('HSET', key, 'parent', d.parent, 'parent_home', d.parent_home or '')
+        if elsewhere(d.parent_home) then
+            send(d.parent_home, {kind = 'join', batch = d.parent, id = d.id, number = d.member, as = 'running'})
+        else
+            join(d.parent, d.id, d.member, 'running')
+        end
     end
 end
 
@@ -232,7 +248,11 @@ local function end_job(j, state, keep, was, reason, result)
     if j.s.expires then
         redis.call('ZREM', base .. 'expiring', j.id)
     end
-    if j.batch and not j.s.stepped then
+    if j.batch and not j.s.stepped and elsewhere(j.batch_home) then
+        send(j.batch_home, {
+            kind = 'step', batch = j.batch, id = j.id, was = was, state = state, reason = reason, result = result,
+        })
+    elseif j.batch and not j.s.stepped then
         step(j.batch, j.id, j.seq, was, state, reason, result)
     end
     j.s.stepped = true
@@ -252,4 +272,14 @@ end
 -- End a job that has waited too long (T11); it stands nowhere any more.
 local function expire(j)
     end_job(j, 'dead', dead_us, waits_as(j), 'expired')
+end
+
+-- A batch is forgotten, which was born at `born`: so is this member, if it waits here.
+local function forget_member(batch, born, id)
+    local j = load(id)
+    if j and j.batch == batch and j.seq > born and not j.s.state and not j.s.stepped and not run_of(j) then
+        unplace(j)
+        j.s.stepped = true
+        end_job(j, 'cancelled', nil)
+    end
 end

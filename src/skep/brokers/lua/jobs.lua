@@ -198,14 +198,16 @@ end
 -- --- what a job holds -----------------------------------------------------------------------
 
 local function free_key(j)
-    if j.unique and redis.call('HGET', base .. 'unique', j.unique) == j.id then
+    if j.unique and elsewhere(j.unique_home) then
+        send(j.unique_home, {kind = 'free', key = j.unique, id = j.id})
+    elseif j.unique and redis.call('HGET', base .. 'unique', j.unique) == j.id then
         redis.call('HDEL', base .. 'unique', j.unique)
     end
 end
 
 -- Is the id taken: by a job that is there, or by one that was chosen less than a day ago?
 local function used(id)
-    if redis.call('HEXISTS', JOBS, id) == 1 then
+    if redis.call('HEXISTS', JOBS, id) == 1 or (send and redis.call('HEXISTS', base .. 'leaving', id) == 1) then
         return true
     end
     local known = redis.call('ZSCORE', base .. 'known', id)
@@ -230,6 +232,14 @@ local function end_run(j, run)
     redis.call('HDEL', of_queue(j.queue, 'running'), j.id)
     leave_bundles({[run.bundle] = 1})
     count_run(j, -1)
+end
+
+-- A job goes on in another home.  Until it is known to be there, its id is taken here.
+local function leave_home(j, home)
+    send(home, {kind = 'job', id = j.id, record = redis.call('HGET', JOBS, j.id), state = j.s})
+    redis.call('HDEL', JOBS, j.id)
+    redis.call('HDEL', STATE, j.id)
+    redis.call('HSET', base .. 'leaving', j.id, home)
 end
 
 -- Forget everything about a job but what its queue counts.

@@ -48,7 +48,8 @@ while true do
 end
 table.sort(found, by_number)
 
--- What is not there any more, and of which nothing was written down, is done: see step_done().
+-- What is not there any more, and of which nothing was written down, is done: see step_done().  Where there are homes,
+-- all of it is written down, and what is not here may be there.
 local function look_at(number, id)
     local ended = redis.call('HGET', batch_key(batch, 'batch_ended:'), id)
     local result = ended and redis.call('HGET', batch_key(batch, 'batch_results:'), id)
@@ -57,7 +58,7 @@ local function look_at(number, id)
         local j = load(id)
         if j and j.batch == batch and not j.s.stepped and counts_in(batch, j.seq) then
             running = run_of(j) and 1 or 0
-        elseif redis.call('EXISTS', batch_key(id)) == 1 then
+        elseif send or redis.call('EXISTS', batch_key(id)) == 1 then
             running = 1  -- a nested batch
         else
             ended = 'done'

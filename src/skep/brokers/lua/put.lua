@@ -3,7 +3,7 @@
 --
 -- ARGV[5]  the token of the call, or ''
 -- ARGV[6]  MessagePack of {jobs = drafts as add() takes them, batch = {id, body, calls, linger, open_for, parent,
---          member} or nothing, seal = true or false}
+--          member} or nothing, seal = true or false}.  What belongs elsewhere was asked for before: see redis_spread.py.
 --
 -- Gives, one after the other, the number of each job that was not created and the id of the job in its place.
 
@@ -23,11 +23,12 @@ if known_token(ARGV[5]) then
     return refused
 end
 
-local opening = call.batch and redis.call('EXISTS', batch_key(call.batch.id)) == 0
+local away = call.batch and elsewhere(call.batch.home)
+local opening = call.batch and not away and redis.call('EXISTS', batch_key(call.batch.id)) == 0
 for n, d in ipairs(call.jobs) do
     local holder = (ids[d.id] or used(d.id)) and d.id
     if not holder and d.unique then
-        holder = keys[d.unique] or redis.call('HGET', base .. 'unique', d.unique)
+        holder = keys[d.unique] or (not elsewhere(d.unique_home) and redis.call('HGET', base .. 'unique', d.unique))
     end
     if holder then
         refuse(n, holder)
@@ -36,10 +37,12 @@ for n, d in ipairs(call.jobs) do
         if d.unique then
             keys[d.unique] = d.id
         end
-        if d.batch and not (opening and d.batch == call.batch.id) then
+        if d.batch and not elsewhere(d.batch_home) and not (opening and d.batch == call.batch.id) then
             joined[d.batch] = true
         end
-        coming[d.queue] = (coming[d.queue] or 0) + 1
+        if not elsewhere(d.home) then
+            coming[d.queue] = (coming[d.queue] or 0) + 1
+        end
         fresh[#fresh + 1] = d
     end
 end
@@ -47,7 +50,7 @@ local full = check_room(coming)
 if full then
     return full
 end
-if opening and call.batch.parent then
+if opening and call.batch.parent and not elsewhere(call.batch.parent_home) then
     joined[call.batch.parent] = true
 end
 for batch in pairs(joined) do
@@ -58,13 +61,21 @@ for batch in pairs(joined) do
 end
 
 redis.call('INCRBY', base .. 'seq', 0)  -- the first write: where maxmemory is reached, this one is refused
-if opening then
+if away then
+    send(call.batch.home, {kind = 'open', batch = call.batch})
+elseif opening then
     open_batch(call.batch)
 end
 for _, d in ipairs(fresh) do
-    add(d)
+    if send then
+        travel(d)
+    else
+        add(d)
+    end
 end
-if call.batch and call.seal then
+if away and call.seal then
+    send(call.batch.home, {kind = 'seal', batch = call.batch.id})
+elseif call.batch and call.seal then
     seal_batch(call.batch.id)
 end
 remember_token(ARGV[5])

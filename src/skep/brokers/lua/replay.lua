@@ -1,26 +1,6 @@
--- with: base jobs
+-- with: base jobs replaying
 -- Give dead jobs a new life at the back of their queue (T13).  ARGV[5...] are their ids.
 -- Gives for each 1, or 0 if it is not dead, or somebody else holds its key.
-
-local function replay(j)
-    if not j or j.s.state ~= 'dead' then
-        return 0
-    end
-    if j.unique and redis.call('HSETNX', base .. 'unique', j.unique, j.id) == 0 then
-        return 0
-    end
-    redis.call('ZREM', of_queue(j.queue, 'dead'), scheduled_as(j))
-    redis.call('ZREM', base .. 'keep', j.id)
-    local s = j.s
-    tell(j, 'replayed', s.attempts or 0, s.fence or 0, '', 'was dead: ' .. (s.reason or ''))
-    j.s = {
-        due = whole(now), fence = s.fence, stepped = s.stepped, queue = s.queue, history = s.history, log = s.log,
-        progress = s.progress,
-    }
-    make_ready(j)
-    save(j)
-    return 1
-end
 
 local answers = {}
 for at = 5, #ARGV do

@@ -14,7 +14,7 @@ local function settle_one(j, run, o, released)
     s.fence, s.started, s.attempts, s.error = tonumber(run.fence), run.started, run.attempt, nil
     if o.emit then
         free_key(j)  -- it may hand its own key on
-        emit(o.emit)
+        emit(o.emit, j)
     end
     if kind == 'done' then
         end_job(j, 'done', o.keep, 'running', nil, o.result)
@@ -38,6 +38,11 @@ local function settle_one(j, run, o, released)
         move_member(j, 'running', 'retrying')
         if o.queue and o.queue ~= j.queue then
             count(j.queue, 'deleted', 1)
+            if elsewhere(o.home) then
+                s.queue = o.queue
+                leave_home(j, o.home)
+                return true
+            end
             count(o.queue, 'put', 1)
             note_queue(o.queue)
             s.queue, j.queue = o.queue, o.queue

@@ -100,7 +100,7 @@ if dead_max then
         end
     end
 end
-for _, what in ipairs({'known', 'tokens'}) do
+for _, what in ipairs({'known', 'tokens', 'claims'}) do
     redis.call('ZREMRANGEBYSCORE', base .. what, '-inf', now)
 end
 for _, batch in ipairs(past(base .. 'batch_ends')) do

@@ -2,7 +2,7 @@
 -- Take in what strangers pushed to the door of the queue ARGV[5].
 --
 -- ARGV[6...]  pairs of what was read there, and MessagePack of what it means: {job = draft}, or {broken = draft,
---             error = JSON}.  Whoever finds it still there puts the job, in the same step.  So each push is taken
+--             error = JSON}, or {} for a job that is there already. Whoever finds it still there puts the job, in the same step.  So each push is taken
 --             in once, whoever reads it, and two pushes of the same bytes are two jobs.
 --
 -- Gives how many were taken in.
@@ -17,7 +17,7 @@ for at = 6, #ARGV, 2 do
         n = n + 1
         if it.job then
             emit({it.job})
-        elseif not used(it.broken.id) then
+        elseif it.broken and not used(it.broken.id) then
             add(it.broken)
             local j = load(it.broken.id)
             unplace(j)

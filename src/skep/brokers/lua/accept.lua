@@ -1,0 +1,109 @@
+-- with: base spread jobs replaying batches travelling
+-- Do what another home has recorded.  ARGV[5] is its number; ARGV[6...] its messages, in their order.  What was heard
+-- before is passed over: `heard` keeps the number of the last message of each home.
+
+redis.call('DEL', base .. 'nothing')  -- so that maxmemory does not refuse us: what comes was accepted elsewhere
+
+local source = ARGV[5]
+local act = {}
+
+function act.draft(m)
+    travel(m.draft)
+end
+
+function act.free(m)
+    free_at(me, m.key, m.id)
+end
+
+function act.unclaim(m)
+    redis.call('ZREM', base .. 'claims', m.id)
+end
+
+function act.move(m)
+    if redis.call('EXISTS', batch_key(m.batch)) == 1 then
+        redis.call('HINCRBY', batch_key(m.batch), m.from, -1)
+        redis.call('HINCRBY', batch_key(m.batch), m.to, 1)
+    end
+end
+
+function act.step(m)
+    step(m.batch, m.id, m.seq, m.was, m.state, m.reason, m.result)
+end
+
+function act.join(m)
+    join(m.batch, m.id, m.number, m.as)
+end
+
+function act.unjoin(m)
+    unjoin(m.batch, m.id, m.before, m.result)
+end
+
+function act.open(m)
+    if redis.call('EXISTS', batch_key(m.batch.id)) == 0 then
+        open_batch(m.batch)
+    end
+end
+
+function act.seal(m)
+    if redis.call('EXISTS', batch_key(m.batch)) == 1 then
+        seal_batch(m.batch)
+    end
+end
+
+function act.forget(m)
+    for _, id in ipairs(m.ids) do
+        forget_member(m.batch, 0, id)
+    end
+end
+
+-- A job that was retried in a queue of this home.
+function act.job(m)
+    if used(m.id) then
+        return
+    end
+    redis.call('HSET', JOBS, m.id, m.record)
+    local j = made(m.id, m.record)
+    j.s, j.queue = m.state, m.state.queue
+    local fence = tonumber(redis.call('GET', base .. 'fence') or 0)
+    if j.s.fence and j.s.fence > fence then  -- the fence of an id only grows (I3)
+        redis.call('SET', base .. 'fence', whole(j.s.fence))
+    end
+    make_ready(j)
+    save(j)
+    note_queue(j.queue)
+    count(j.queue, 'put', 1)
+end
+
+-- A dead job whose key was taken for it.
+function act.replay(m)
+    local replayed = replay(load(m.id), true)
+    reports[#reports + 1] = m.id
+    reports[#reports + 1] = tostring(replayed)
+    if replayed == 0 then
+        send(tonumber(source), {kind = 'free', key = m.key, id = m.id})
+    end
+end
+
+-- A share of a limit; of an earlier sharing it counts no more.
+function act.lend(m)
+    if redis.call('HGET', base .. 'shares', m.field) == m.name then
+        redis.call('HINCRBY', base .. 'rules', m.field, m.n)
+        wake_all()
+    end
+end
+
+local heard = tonumber(redis.call('HGET', base .. 'heard', source) or 0)
+for at = 6, #ARGV do
+    local number, packed = ARGV[at]:match('^(%d+)\n(.*)$')
+    if tonumber(number) > heard then
+        heard = tonumber(number)
+        local m = cmsgpack.unpack(packed)
+        if m.seq > tonumber(redis.call('GET', base .. 'seq') or 0) then
+            redis.call('SET', base .. 'seq', whole(m.seq))
+        end
+        act[m.kind](m)
+    end
+end
+redis.call('HSET', base .. 'heard', source, whole(heard))
+tell_woken()
+return 1

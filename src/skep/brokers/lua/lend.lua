@@ -1,0 +1,26 @@
+-- with: base spread sharing
+-- Give up to ARGV[7] shares of the limit ARGV[5], in the sharing ARGV[6], to the home ARGV[8]: from the pool, of which
+-- ARGV[9] must stay, and of what this home does not use.  Gives how many.
+local field, name, want, home = ARGV[5], ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
+if redis.call('HGET', SHARES, field) ~= name then
+    return 0
+end
+local packed = redis.call('HGET', POOL, field)
+local pool = packed and cmsgpack.unpack(packed)
+local given = 0
+if pool and pool.name == name then
+    given = math.max(0, math.min(want, pool.left - tonumber(ARGV[9])))
+    pool.left = pool.left - given
+    redis.call('HSET', POOL, field, cmsgpack.pack(pool))
+end
+if home == me then
+    redis.call('HINCRBY', base .. 'rules', field, given)
+    return given
+end
+local share, running = share_of(field)
+local spare = math.max(0, math.min(want - given, share - running))
+redis.call('HINCRBY', base .. 'rules', field, -spare)
+if given + spare > 0 then
+    send(home, {kind = 'lend', field = field, name = name, n = given + spare})
+end
+return given + spare

@@ -1,0 +1,512 @@
+"""What is special where an app is spread over homes: what crosses them, who dies in between, what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+import pytest_asyncio
+
+from skep.address import Address
+from skep.batch import Batch, BatchState
+from skep.broker import Engine, Filter, Receipt, Rule, RuleKind, Scope
+from skep.brokers.redis import RedisBroker
+from skep.brokers.redis_homes import Homes
+from skep.brokers.redis_link import RedisLink, target_of
+from skep.brokers.redis_spread import SpreadBroker, from_url
+from skep.engines import make_engine
+from skep.errors import BadSetting, EngineError, QueueFull
+from skep.job import Dead, Done, Job, Lease, Outcome, Retry, State
+from skep.testing.make import HOLDER, SPAN, a_job
+
+COUNT = 5
+HOMES = Homes(COUNT)
+QUEUES = [next(f"q{n}" for n in range(999) if HOMES.of(f"q{n}") == home) for home in range(COUNT)]
+BATCHES = [next(f"b{n}" for n in range(999) if HOMES.of(f"b{n}") == home) for home in range(COUNT)]
+KEYS = [next(f"k{n}" for n in range(999) if HOMES.of(f"k{n}") == home) for home in range(COUNT)]
+
+Open = Callable[..., Awaitable[SpreadBroker]]
+
+
+@pytest_asyncio.fixture
+async def another(valkey_url: str, prefix: str) -> AsyncIterator[Open]:
+    """Opens handles on one app; a server alone has slots as well."""
+    handles: list[SpreadBroker] = []
+
+    async def open_one(**parts: int) -> SpreadBroker:
+        target = target_of(Address(f"{valkey_url}?connect_within=30s"))
+        handles.append(SpreadBroker(target, Homes(COUNT, parts), prefix=f"{{{prefix}}}:"))
+        return await handles[-1].open()
+
+    yield open_one
+    for handle in handles:
+        await handle.close()
+
+
+@pytest_asyncio.fixture
+async def engine(another: Open) -> SpreadBroker:
+    return await another()
+
+
+@pytest_asyncio.fixture
+async def link(valkey_url: str) -> AsyncIterator[RedisLink]:
+    handle = RedisLink(target_of(Address(f"{valkey_url}?connect_within=30s")))
+    await handle.open()
+    yield handle
+    await handle.close()
+
+
+async def take(engine: Engine, *queues: str, limit: int = 100) -> list[Lease]:
+    return await engine.lease(dict.fromkeys(queues, limit), span=SPAN, holder=HOLDER)
+
+
+async def keys(link: RedisLink, prefix: str) -> set[str]:
+    """Without the homes: what is there in any of them."""
+    found = [key.decode() for key in await link.command("KEYS", f"{{{prefix}*")]
+    return {key.partition("}:")[2] for key in found}
+
+
+async def outboxes(link: RedisLink, prefix: str) -> int:
+    """How many messages wait to be sent on, in all homes."""
+    found = await link.command("KEYS", f"{{{prefix}:*}}:outbox:*")
+    return sum([await link.command("LLEN", key) for key in found])
+
+
+# --- settings ----------------------------------------------------------------------------
+
+
+def test_a_url_says_how_many_homes_and_parts() -> None:
+    url = "redis+cluster://127.0.0.1:7000"
+    assert isinstance(make_engine(url), RedisBroker)
+    assert isinstance(make_engine(f"{url}?homes=16&parts=mail:4,a:b:2"), SpreadBroker)
+    for options in ("homes=x", "homes=1", "homes=4&parts=mail", "homes=4&parts=mail:9", "parts=mail:2"):
+        with pytest.raises(BadSetting):
+            make_engine(f"{url}?{options}")
+    with pytest.raises(BadSetting, match="hash tag"):
+        from_url(Address(f"{url}?homes=4&prefix=skep:"), None)
+    with pytest.raises(BadSetting):
+        make_engine("redis://127.0.0.1:7000?homes=4")
+
+
+async def test_all_must_agree_on_the_number_of_homes(
+    engine: SpreadBroker, valkey_url: str, prefix: str
+) -> None:
+    assert await engine.queues() == {}
+    with pytest.raises(EngineError, match=f"write homes={COUNT}"):
+        await SpreadBroker(target_of(Address(valkey_url)), Homes(3), prefix=f"{{{prefix}}}:").open()
+
+
+async def test_what_lives_in_one_slot_is_not_spread(valkey_url: str, prefix: str) -> None:
+    target = target_of(Address(valkey_url))
+    alone = await RedisBroker(target, prefix=f"{{{prefix}}}:").open()
+    await alone.put([a_job()])
+    await alone.close()
+
+    with pytest.raises(EngineError, match="live in one slot"):
+        await SpreadBroker(target, Homes(3), prefix=f"{{{prefix}}}:").open()
+
+
+async def test_parts_are_recorded_and_only_grow(another: Open) -> None:
+    before = await another()
+    await another(mail=3)
+    await before.sweep()  # whoever was there before learns of it
+    assert before._places.parts == {"mail": 3}
+    assert (await another())._places.parts == {"mail": 3}
+    with pytest.raises(EngineError, match="cannot have fewer"):
+        await another(mail=2)
+
+
+async def test_what_cannot_be_kept_across_homes_is_refused(another: Open) -> None:
+    """T1: two caps in two homes; a cap on a queue with parts, or parts for a queue that has one."""
+    engine = await another(mail=3)
+    with pytest.raises(EngineError, match="several parts"):
+        await engine.add_rule(Rule(RuleKind.CAP, Scope.QUEUE, "mail", 5))
+    for queue in QUEUES[:2]:
+        await engine.add_rule(Rule(RuleKind.CAP, Scope.QUEUE, queue, 5))
+    with pytest.raises(EngineError, match="one queue at a time"):
+        await engine.put([a_job(queue=queue) for queue in QUEUES[:2]])
+    with pytest.raises(EngineError, match="remove it before"):
+        await another(**{QUEUES[0]: 2})
+    with pytest.raises(QueueFull):
+        await engine.put([a_job(queue=queue) for queue in (QUEUES[2], *[QUEUES[0]] * 6)])
+    assert await engine.queues() == {}
+
+
+# --- who dies between a step and what it leads to -------------------------------------------
+
+DYING = """
+import asyncio, os, signal, sys
+from skep.address import Address
+from skep.batch import Batch
+from skep.brokers.redis_home import Home, Post
+from skep.brokers.redis_homes import Homes
+from skep.brokers.redis_link import target_of
+from skep.brokers.redis_spread import SpreadBroker
+from skep.job import Done, Retry
+from skep.testing.make import HOLDER, SPAN, a_job
+
+url, prefix, when, what, *queues = sys.argv[1:]
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+async def die_before_it_is_sent(self, owed):
+    if owed:
+        die()
+    return {}
+
+async def main():
+    engine = await SpreadBroker(
+        target_of(Address(url + "?connect_within=30s")), Homes(int(len(queues))), prefix=prefix
+    ).open()
+    leases = await engine.lease({queues[0]: 1}, span=SPAN, holder=HOLDER)
+    if when == "before":
+        Post.send_on = die_before_it_is_sent
+    else:
+        tell = Home.tell
+        async def tell_until(self, name, *args, reads=True):
+            if name == "sent_on":
+                die()
+            return await tell(self, name, *args, reads=reads)
+        Home.tell = tell_until
+    if what == "put":
+        await engine.put([a_job(id=f"put-{queue}", queue=queue) for queue in queues], token="once")
+        return
+    [lease] = leases
+    outcome = {
+        "emit": lambda: Done(emit=tuple(a_job(id=f"put-{queue}", queue=queue) for queue in queues)),
+        "end": lambda: Done(),
+        "move": lambda: Retry(queue=queues[1]),
+    }[what]()
+    await engine.settle([(lease, outcome)])
+
+asyncio.run(main())
+"""
+
+
+async def die_in_between(valkey_url: str, prefix: str, when: str, what: str) -> None:
+    command = [sys.executable, "-c", DYING, valkey_url, f"{{{prefix}}}:", when, what, *QUEUES]
+    ended = await asyncio.to_thread(subprocess.run, command, timeout=60, capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+
+
+when_it_dies = pytest.mark.parametrize("when", ["before", "after"])
+
+
+@when_it_dies
+async def test_emissions_outlive_who_settled(
+    engine: SpreadBroker, link: RedisLink, valkey_url: str, prefix: str, when: str
+) -> None:
+    """T4, I8, L4: killed before its emissions are sent on, or when they are and nobody has noted it."""
+    await engine.put([a_job(queue=QUEUES[0])])
+
+    await die_in_between(valkey_url, prefix, when, "emit")
+
+    assert await outboxes(link, prefix) == COUNT - 1
+    await engine.sweep()
+    assert await outboxes(link, prefix) == 0
+    leases = await take(engine, *QUEUES)
+    assert [lease.id for lease in leases] == [f"put-{queue}" for queue in QUEUES]
+    await engine.settle([(lease, Done()) for lease in leases])
+    await engine.sweep()
+    assert await take(engine, *QUEUES) == []
+    assert sum(counts.put for counts in (await engine.queues()).values()) == COUNT + 1
+
+
+@when_it_dies
+async def test_a_put_is_whole_when_its_producer_dies(
+    engine: SpreadBroker, link: RedisLink, valkey_url: str, prefix: str, when: str
+) -> None:
+    """T1, I1: and it may be repeated with its token."""
+    await die_in_between(valkey_url, prefix, when, "put")
+    assert await outboxes(link, prefix) == COUNT - 1
+
+    jobs = [a_job(id=f"put-{queue}", queue=queue) for queue in QUEUES]
+    assert await engine.put(jobs, token="once") == [Receipt(job.id, False) for job in jobs]
+    await engine.sweep()
+
+    assert [lease.id for lease in await take(engine, *QUEUES)] == [job.id for job in jobs]
+    assert await outboxes(link, prefix) == 0
+
+
+@when_it_dies
+async def test_a_batch_ends_once_also_if_who_ended_its_last_member_dies(
+    engine: SpreadBroker, link: RedisLink, valkey_url: str, prefix: str, when: str
+) -> None:
+    """B1, I11, I12: the step of the batch, its callback, and the unique key that is freed."""
+    batch = Batch(id=BATCHES[2], on_finished=a_job(id="end", queue=QUEUES[3], chosen=True))
+    await engine.put_batch(batch, [a_job(queue=QUEUES[0], batch=batch.id, member=1, unique=KEYS[4])])
+
+    await die_in_between(valkey_url, prefix, when, "end")
+
+    assert await outboxes(link, prefix) >= 2
+    await engine.sweep()
+    await engine.sweep()
+    status = await engine.batch(batch.id)
+    assert status is not None
+    assert (status.state, status.total, status.done) == (BatchState.SUCCESS, 1, 1)
+    assert [lease.id for lease in await take(engine, *QUEUES)] == ["end"]
+    assert await engine.put([a_job(id="x", unique=KEYS[4])]) == [Receipt("x", True)]
+    assert await outboxes(link, prefix) == 0
+
+
+@when_it_dies
+async def test_a_job_that_moves_is_never_in_two_homes_nor_in_none(
+    engine: SpreadBroker, link: RedisLink, valkey_url: str, prefix: str, when: str
+) -> None:
+    """T5, I1, I3, I8: while it is on its way its id is taken."""
+    job = a_job(queue=QUEUES[0])
+    await engine.put([job])
+
+    await die_in_between(valkey_url, prefix, when, "move")
+
+    assert await engine.put([job]) == [Receipt(job.id, False)]
+    await engine.sweep()
+    [lease] = await take(engine, *QUEUES)
+    assert (lease.id, lease.queue, lease.attempt, lease.failures) == (job.id, QUEUES[1], 2, 1)
+    assert [record.id for record in (await engine.find(Filter())).records] == [job.id]
+    assert await engine.settle([(lease, Done())]) == []
+    assert await engine.put([job]) == [Receipt(job.id, True)]
+    assert await outboxes(link, prefix) == 0
+
+
+# --- many at once ------------------------------------------------------------------------
+
+
+async def test_of_many_puts_of_one_chosen_id_into_different_queues_one_is_accepted(another: Open) -> None:
+    """T1, I1: at the very same moment."""
+    handles = [await another() for _ in range(4)]
+    for n in range(20):
+        jobs = [a_job(id=f"chosen-{n}", queue=queue, chosen=True) for queue in QUEUES]
+        answers = await asyncio.gather(
+            *(handles[k % 4].put([job]) for k, job in enumerate(jobs)), return_exceptions=True
+        )
+        assert sum(receipt.created for [receipt] in answers) == 1  # type: ignore[misc]
+    assert sum(counts.ready for counts in (await handles[0].queues()).values()) == 20
+
+
+async def test_of_many_puts_of_one_key_into_different_queues_one_is_accepted(another: Open) -> None:
+    """T1, I12."""
+    handles = [await another() for _ in range(4)]
+    for key in KEYS:
+        jobs = [a_job(unique=key, queue=queue) for queue in QUEUES]
+        answers = await asyncio.gather(*(handles[k % 4].put([job]) for k, job in enumerate(jobs)))
+        assert sum(receipt.created for [receipt] in answers) == 1
+        assert len({receipt.id for [receipt] in answers}) == 1
+
+
+async def test_members_in_all_homes_that_end_at_once_end_their_batch_once(
+    another: Open, link: RedisLink, prefix: str
+) -> None:
+    """B1, I11: many who send on the same messages do no harm."""
+    handles = [await another() for _ in range(4)]
+    batch = Batch(id=BATCHES[0], on_finished=a_job(id="end", queue="end", chosen=True))
+    jobs = [a_job(queue=QUEUES[n % COUNT], batch=batch.id, member=n) for n in range(200)]
+    await handles[0].put_batch(batch, jobs)
+
+    async def work(handle: SpreadBroker) -> None:
+        while leases := await take(handle, *QUEUES, limit=3):
+            next_one = [a_job(id=f"after-{lease.id}", queue="after", chosen=True) for lease in leases]
+            outcomes = [(lease, Done(emit=(job,))) for lease, job in zip(leases, next_one, strict=True)]
+            assert await handle.settle(outcomes) == []
+
+    await asyncio.gather(*(work(handle) for handle in handles))
+    await handles[0].sweep()
+
+    status = await handles[0].batch(batch.id)
+    assert status is not None
+    assert (status.state, status.total, status.done) == (BatchState.SUCCESS, 200, 200)
+    assert (status.enqueued, status.running, status.retrying) == (0, 0, 0)
+    assert [lease.id for lease in await take(handles[0], "end")] == ["end"]
+    after = [lease.id for lease in await take(handles[0], "after", limit=500)]
+    assert sorted(after) == sorted(f"after-{job.id}" for job in jobs)
+    assert await outboxes(link, prefix) == 0
+
+
+async def test_a_limit_holds_for_all_homes_together(another: Open) -> None:
+    """T2, I2: exact, and what one home does not use another one gets."""
+    handles = [await another() for _ in range(4)]
+    await handles[0].put([a_job(queue=queue) for queue in QUEUES for _ in range(8)])
+    await handles[0].add_rule(Rule(RuleKind.LIMIT, Scope.TASK, "tests.echo", 3))
+    running, most, done = 0, 0, 0
+
+    async def work(handle: SpreadBroker) -> None:
+        nonlocal running, most, done
+        while done < 8 * COUNT:
+            for queue in QUEUES:
+                leases = await take(handle, queue, limit=2)
+                running += len(leases)
+                most = max(most, running)
+                await asyncio.sleep(0)
+                running -= len(leases)
+                done += len(leases)
+                assert await handle.settle([(lease, Done()) for lease in leases]) == []
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(work(handle) for handle in handles))
+
+    assert most == 3
+    assert await handles[1].rules() == [Rule(RuleKind.LIMIT, Scope.TASK, "tests.echo", 3)]
+    assert not await handles[1].add_rule(Rule(RuleKind.LIMIT, Scope.TASK, "tests.echo", 3))
+
+
+async def test_a_limit_counts_what_ran_in_other_homes_before_it(engine: SpreadBroker) -> None:
+    """T2, I2."""
+    await engine.put([a_job(queue=queue) for queue in QUEUES[:3] for _ in range(2)])
+    one, two = [lease for queue in QUEUES[:2] for lease in await take(engine, queue, limit=1)]
+    await engine.add_rule(Rule(RuleKind.LIMIT, Scope.TASK, "tests.echo", 1))
+
+    assert await take(engine, *QUEUES) == []
+    await engine.settle([(one, Done())])
+    assert await take(engine, *QUEUES) == []
+    await engine.settle([(two, Done())])
+    assert len(await take(engine, QUEUES[2])) == 1
+    assert await take(engine, *QUEUES) == []
+
+
+# --- queues with parts -------------------------------------------------------------------
+
+
+async def test_a_queue_with_parts_is_drained_by_two_workers(another: Open) -> None:
+    """I8, I15: every job once; in each part in the order of the puts; every part is served."""
+    handles = [await another(mail=3), await another()]
+    jobs = [a_job(n, queue="mail") for n in range(300)]
+    for start in range(0, 300, 20):
+        await handles[0].put(jobs[start : start + 20])
+    done: dict[SpreadBroker, list[str]] = {handle: [] for handle in handles}
+
+    async def work(handle: SpreadBroker) -> None:
+        while leases := await take(handle, "mail", limit=7):
+            assert (await handle.renew(leases, span=SPAN))[0].until is not None
+            assert await handle.settle([(lease, Done()) for lease in leases]) == []
+            done[handle] += [lease.id for lease in leases]
+
+    await asyncio.gather(*map(work, handles))
+
+    assert sorted(job_id for each in done.values() for job_id in each) == sorted(job.id for job in jobs)
+    place = {job.id: n for n, job in enumerate(jobs)}
+    homes = Homes(COUNT, {"mail": 3})
+    for handle in handles:
+        for home in homes.of_queue("mail"):
+            own = [place[job_id] for job_id in done[handle] if homes.of_job("mail", job_id) == home]
+            assert own == sorted(own)
+            assert own
+    counts = (await handles[0].queues())["mail"]
+    assert (counts.total, counts.put, counts.deleted) == (0, 300, 300)
+
+
+async def test_more_parts_lose_no_job_and_no_lease(another: Open) -> None:
+    """T3, T4, I8: what is not where its id says is found all the same."""
+    engine = await another(mail=2)
+    jobs = [a_job(queue="mail") for _ in range(40)]
+    await engine.put(jobs)
+    leases = await take(engine, "mail", limit=20)
+
+    grown = await another(mail=5)
+
+    assert all(renewal.until for renewal in await grown.renew(leases, span=SPAN))
+    assert await grown.settle([(lease, Dead()) for lease in leases]) == []
+    assert await grown.settle([(leases[0], Done())]) == [leases[0]]
+    rest = await take(grown, "mail", limit=40)
+    assert sorted(lease.id for lease in [*leases, *rest]) == sorted(job.id for job in jobs)
+    assert await grown.replay([lease.id for lease in leases]) == [True] * 20
+    assert await grown.drop("mail") == 20
+
+
+async def test_a_limit_on_a_queue_with_parts_holds_for_all_of_them(another: Open) -> None:
+    """T2, I2."""
+    engine = await another(mail=3)
+    await engine.put([a_job(queue="mail") for _ in range(30)])
+    await engine.add_rule(Rule(RuleKind.LIMIT, Scope.QUEUE, "mail", 4))
+
+    leases = await take(engine, "mail")
+    assert len(leases) == 4
+    assert await take(engine, "mail") == []
+    await engine.settle([(lease, Done()) for lease in leases[:3]])
+    assert len(await take(engine, "mail")) == 3
+    assert await engine.remove_rule(RuleKind.LIMIT, Scope.QUEUE, "mail")
+    assert len(await take(engine, "mail")) == 23
+
+
+# --- the rest ----------------------------------------------------------------------------
+
+
+async def test_a_door_is_where_the_slot_of_its_queue_says(
+    engine: SpreadBroker, link: RedisLink, prefix: str
+) -> None:
+    """S1.1: as docs/redis.md has it.  An id that is known in another home is no new job."""
+    await engine.put([a_job(id="there", queue=QUEUES[1])])
+    for queue in QUEUES:
+        home = HOMES.of(queue)
+        door = f"{{{prefix}:{home}}}:{{{queue}}}:incoming"
+        await link.command(
+            "LPUSH", door, f'{{"task": "t", "id": "pushed-{home}", "unique": "{KEYS[0]}-{home}"}}'
+        )
+        await link.command("LPUSH", door, '{"task": "t", "id": "there"}')
+
+    leases = await take(engine, *QUEUES)
+    leases += await take(engine, *QUEUES)  # a key may live elsewhere: then the job comes a moment later
+
+    assert sorted(lease.id for lease in leases) == [*(f"pushed-{home}" for home in range(COUNT)), "there"]
+
+
+async def test_jobs_of_all_homes_are_listed_in_the_order_of_their_puts(another: Open) -> None:
+    """I8: page by page, whoever put them."""
+    handles = [await another() for _ in range(3)]
+    jobs = [a_job(queue=QUEUES[n * 7 % COUNT]) for n in range(30)]
+    for n, job in enumerate(jobs):
+        await handles[n % 3].put([job])
+
+    seen, after = [], None
+    while True:
+        page = await handles[0].find(Filter(state=State.READY), limit=7, after=after)
+        seen += [record.id for record in page.records]
+        after = page.after
+        if after is None:
+            break
+    assert seen == [job.id for job in jobs]
+
+
+async def test_what_is_dropped_and_deleted_leaves_no_key(another: Open, link: RedisLink, prefix: str) -> None:
+    """S4.15: only counters, and ids and tokens for their day."""
+    engine = await another(mail=3)
+    batch = Batch(id=BATCHES[1], on_failed=a_job(queue="end"))
+    jobs = [a_job(queue=queue, batch=batch.id, member=n) for n, queue in enumerate([*QUEUES, "mail", "mail"])]
+    await engine.put_batch(batch, jobs, token="once")
+    await engine.put([a_job(queue=QUEUES[0], unique=key, chosen=True, id=f"id-{key}") for key in KEYS])
+    await engine.add_rule(Rule(RuleKind.LIMIT, Scope.TASK, "tests.echo", 3))
+    leases = await take(engine, *QUEUES)
+    outcomes: list[Outcome] = [Dead(), Retry(), Done()]
+    await engine.settle(list(zip(leases, outcomes, strict=True)))
+    await engine.remove_rule(RuleKind.LIMIT, Scope.TASK, "tests.echo")
+
+    assert await engine.delete_batch(batch.id)
+    for queue in [*QUEUES, "mail", "end"]:
+        await engine.drop(queue)
+    await engine.sweep()
+
+    counters = {"homes", "seq", "fence", "sent", "heard", "tokens", "known", "claims"}
+    assert await keys(link, prefix) <= counters
+
+
+def jobs_for(queue: str, count: int) -> list[Job]:
+    return [a_job(queue=queue) for _ in range(count)]
+
+
+async def test_a_home_that_cannot_be_reached_does_not_cost_the_leases_of_others(
+    engine: SpreadBroker, link: RedisLink, prefix: str
+) -> None:
+    """T2: what was leased is given, also when a later home answers with an error."""
+    await engine.put(jobs_for(QUEUES[0], 3))
+    broken = f"{{{prefix}:1}}:{{{QUEUES[1]}}}:scheduled"
+    await link.command("SET", broken, "of another type")
+
+    for limit in (1, None):
+        leases = await engine.lease(dict.fromkeys(QUEUES[:2], 1), span=SPAN, holder=HOLDER, limit=limit)
+        assert len(leases) == 1
+    with pytest.raises(EngineError):
+        await take(engine, QUEUES[1])
