@@ -27,7 +27,7 @@ EMPTY = """
     DELETE FROM ready; DELETE FROM scheduled; DELETE FROM held; DELETE FROM running; DELETE FROM chunk;
     DELETE FROM archive;
     DELETE FROM known; DELETE FROM token; DELETE FROM unique_key; DELETE FROM rule; DELETE FROM batch;
-    DELETE FROM ended; DELETE FROM schedule; DELETE FROM tally;
+    DELETE FROM ended; DELETE FROM batch_tally; DELETE FROM schedule; DELETE FROM tally;
     ALTER SEQUENCE back RESTART;
     ALTER SEQUENCE front RESTART;
     ALTER SEQUENCE fence RESTART;

@@ -755,7 +755,8 @@ class Moment:
         shelf = self.storage.batches.pop(batch, None)
         if shelf is None:
             return False
-        for entry in [entry for entry in self.waiting() if entry.batch == batch]:
+        own = {member.id for member in shelf.members}
+        for entry in [entry for entry in self.waiting() if entry.batch == batch and entry.id in own]:
             if entry.chosen:
                 self.storage.known_ids[entry.id] = self.us + span_us(KNOWN_FOR)
             self.remove(entry)

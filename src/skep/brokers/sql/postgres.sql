@@ -141,12 +141,13 @@ SELECT skep.remove_rule($1, $2, $3);
 
 -- name: batches
 -- One batch, or those after an id, with how far their live members are.
-SELECT b.id, b.body, b.sealed, b.live, b.done, b.dead, b.cancelled, b.created_us, b.finished_us, b.keep_us, b.parent,
+SELECT b.id, b.body, b.sealed, b.live - t.n AS live, b.done + t.n AS done, b.dead, b.cancelled, b.created_us, b.finished_us, b.keep_us, b.parent,
        m.enqueued, m.retrying, m.running + (
            SELECT coalesce(sum(c.members), 0)::bigint FROM skep.chunk c WHERE c.batch = b.id AND c.born = b.born) + (
            SELECT count(*) FROM skep.batch n
             WHERE n.parent = b.id AND n.born > b.born AND n.finished_us IS NULL) AS running
   FROM skep.batch b, LATERAL (
+       SELECT coalesce(sum(n), 0)::integer AS n FROM skep.batch_tally WHERE batch = b.id) AS t, LATERAL (
        SELECT count(*) FILTER (WHERE NOT l.running AND l.failures = 0 AND l.crashes = 0) AS enqueued,
               count(*) FILTER (WHERE NOT l.running AND (l.failures > 0 OR l.crashes > 0)) AS retrying,
               count(*) FILTER (WHERE l.running) AS running

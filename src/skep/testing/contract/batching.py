@@ -10,7 +10,7 @@ import pytest
 from skep.batch import Batch, BatchState
 from skep.broker import KNOWN_FOR, Engine, Receipt, Rule, RuleKind, Scope
 from skep.errors import BatchSealed, QueueFull, UnknownBatch
-from skep.job import Dead, Done, Outcome, Retry, State
+from skep.job import Dead, Done, Job, Outcome, Retry, State
 from skep.testing.clock import FakeClock
 from skep.testing.contract.bundling import ACTS, Act
 from skep.testing.contract.endings import MORTAL, Way, every_ending, every_return
@@ -767,6 +767,16 @@ class Batching:
             a_callback(batch.id, when).id for batch in order for when in ("on_succeeded", "on_finished")
         ]
 
+    async def test_many_batches_end_in_one_settle(self, engine: Engine) -> None:
+        """B1, I11."""
+        batches = [await a_batch_of(engine, 1 + n % 2) for n in range(30)]
+        leases = await take(engine)
+
+        assert await engine.settle([(lease, Done()) for lease in leases]) == []
+
+        assert {(await status(engine, batch.id)).state for batch in batches} == {BatchState.SUCCESS}
+        assert await called_back(engine) == ["on_succeeded", "on_finished"] * 30
+
     async def test_members_of_an_older_batch_of_that_name_count_in_none(
         self, engine: Engine, clock: FakeClock
     ) -> None:
@@ -850,3 +860,32 @@ class Batching:
         leases = await take(engine)
         assert await engine.settle([(lease, Done()) for lease in leases[1::2]]) == []
         assert [member.id for member in await engine.members(batch.id)] == [name for _, name in expected]
+
+    async def test_a_batch_that_is_drained_while_it_is_filled_ends_once(
+        self, engine: Engine, another: Another
+    ) -> None:
+        """I11, I5: in bundles, by many hands; whoever is the last, exactly one sees it."""
+        hands = [engine, *[await another() for _ in range(3)]]
+        for turn in range(5):
+            batch = a_batch()
+            jobs = members_of(batch, 120)
+            await engine.put_batch(batch, jobs[:20], seal=False)
+
+            async def fill(jobs: list[Job] = jobs, batch: Batch = batch) -> None:
+                for start in range(20, 120, 20):
+                    await hands[0].put(jobs[start : start + 20])
+                await hands[1].seal(batch.id)
+
+            async def drain(hand: Engine, limit: int, batch: Batch = batch) -> None:
+                leases = await take(hand, limit=limit)
+                while leases or (await status(hand, batch.id)).finished_at is None:
+                    done = [(lease, Done()) for lease in leases]
+                    leases = (await hand.exchange(done, {"default": limit}, span=SPAN, holder=HOLDER)).leases
+
+            await asyncio.gather(fill(), *(drain(hand, 3 + 4 * n) for n, hand in enumerate(hands)))
+
+            now = await status(engine, batch.id)
+            assert (now.total, now.done, now.pending, now.running) == (120, 120, 0, 0)
+            listed = await engine.members(batch.id, limit=200)
+            assert [(member.id, member.state) for member in listed] == [(job.id, State.DONE) for job in jobs]
+            assert await called_back(engine) == ["on_succeeded", "on_finished"] * (turn + 1)

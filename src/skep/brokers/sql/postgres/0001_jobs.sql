@@ -173,11 +173,17 @@ CREATE TABLE batch (
     finished_us bigint,
     keep_us     bigint,
     parent      text    COLLATE "C",
-    member      integer NOT NULL
+    member      integer NOT NULL,
+    newest      text    COLLATE "C"             -- the member that was put last, or another one
 );
 CREATE INDEX batch_parent ON batch (parent, member) WHERE parent IS NOT NULL;
 CREATE INDEX batch_keep ON batch (keep_us) WHERE keep_us IS NOT NULL;
 CREATE INDEX batch_open ON batch (open_us) WHERE NOT sealed;
+
+-- Members that are done and not yet counted in their batch.  Rows are only added, so that workers do not wait for one
+-- another; whoever may end the last member adds them up: see step_done().
+CREATE TABLE batch_tally (batch text COLLATE "C" NOT NULL, n integer NOT NULL);
+CREATE INDEX batch_tally_batch ON batch_tally (batch);
 
 -- Members that have ended: those that did so together and in the same way are one row.  The live ones are found through
 -- the indexes on batch and parent, and in the chunks.

@@ -414,12 +414,13 @@ BEGIN
     RETURN b.id IS NOT NULL AND b.finished_us IS NULL;
 END $$;
 
--- So many jobs, which stand in line since `since`, are members of a batch.
+-- So many of these jobs, which stand in line since `since`, are members of a batch.
 CREATE FUNCTION join_batch(of_batch text, n bigint, since bigint, ids text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     its_born bigint;
 BEGIN
-    UPDATE batch SET live = live + n WHERE id = of_batch AND NOT sealed RETURNING born INTO its_born;
+    UPDATE batch SET live = live + n, newest = ids[cardinality(ids)]
+     WHERE id = of_batch AND NOT sealed RETURNING born INTO its_born;
     IF NOT FOUND THEN
         PERFORM joins(of_batch, false);  -- which says what is wrong
     ELSIF its_born > since THEN  -- it was removed, and there is a new one of that name, since we began
@@ -433,6 +434,18 @@ CREATE FUNCTION lock_batches(names text[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF cardinality(names) > 1 THEN  -- one is locked when its turn comes
         PERFORM FROM batch WHERE id = ANY (names) ORDER BY parent IS NULL, id DESC FOR UPDATE;
+    END IF;
+END $$;
+
+-- Have a batch for oneself until the commit, with what was added to its tally in its counts.
+CREATE FUNCTION add_up_batch(of_batch text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    more bigint;
+BEGIN
+    PERFORM FROM batch WHERE id = of_batch FOR UPDATE;
+    WITH gone AS (DELETE FROM batch_tally WHERE batch = of_batch RETURNING n) SELECT sum(n) INTO more FROM gone;
+    IF more > 0 THEN
+        UPDATE batch SET live = live - more, done = done + more WHERE id = of_batch;
     END IF;
 END $$;
 
@@ -650,6 +663,7 @@ CREATE FUNCTION step_batch(
 DECLARE
     b batch;
 BEGIN
+    PERFORM add_up_batch(of_batch);
     UPDATE batch SET live = live - 1, done = done + (became = 'done')::integer,
                      dead = dead + (became = 'dead')::integer, cancelled = cancelled + (became = 'cancelled')::integer
      WHERE id = of_batch AND born < since RETURNING * INTO b;
@@ -667,20 +681,46 @@ BEGIN
 END $$;
 
 -- Many members are done at once.
-CREATE FUNCTION step_done(t terms, s step) RETURNS void LANGUAGE plpgsql AS $$
+--
+-- Whoever ends the last member must see that it is the last, so it has the batch for itself until it commits.  But while
+-- the one that was put last waits in line, somebody will end that one later, and will see what we have added, because it
+-- waits for those who share the lock.  So until then we only add, and wait for nobody.  Calls that lock more than this
+-- batch do not `share` it: two that want it for themselves after that would wait for each other.
+CREATE FUNCTION step_done(t terms, s step, share boolean) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     n integer := cardinality(s.ids);
     b batch;
 BEGIN
+    IF share AND goes_on(s) THEN
+        PERFORM FROM batch WHERE id = s.batch AND born = s.born FOR KEY SHARE SKIP LOCKED;
+        IF FOUND AND goes_on(s) THEN
+            INSERT INTO batch_tally VALUES (s.batch, n);
+            PERFORM list_done(s);
+            RETURN;
+        END IF;
+    END IF;
+    PERFORM add_up_batch(s.batch);
     UPDATE batch SET live = live - n, done = done + n WHERE id = s.batch AND born = s.born RETURNING * INTO b;
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    INSERT INTO ended
-    SELECT s.batch, min(number), max(number), n, 'done', NULL, s.numbers, s.ids, s.results FROM unnest(s.numbers) AS number;
+    PERFORM list_done(s);
     IF b.sealed AND b.live = 0 THEN
         PERFORM finish_batch(t, b);
     END IF;
+END $$;
+
+-- Whether others than these are to end in the batch, for sure.
+CREATE FUNCTION goes_on(s step) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM batch AS b JOIN ready AS r ON r.id = b.newest WHERE b.id = s.batch AND b.born = s.born);
+END $$;
+
+CREATE FUNCTION list_done(s step) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO ended
+    SELECT s.batch, min(number), max(number), cardinality(s.ids), 'done', NULL, s.numbers, s.ids, s.results
+      FROM unnest(s.numbers) AS number;
 END $$;
 
 CREATE FUNCTION open_batch(t terms, b jsonb) RETURNS void LANGUAGE plpgsql AS $$
@@ -699,6 +739,7 @@ CREATE FUNCTION seal_batch(t terms, of_batch text) RETURNS boolean LANGUAGE plpg
 DECLARE
     b batch;
 BEGIN
+    PERFORM add_up_batch(of_batch);
     SELECT * INTO b FROM batch WHERE id = of_batch FOR UPDATE;
     IF NOT FOUND THEN
         RAISE EXCEPTION USING errcode = 'SK001', message = 'unknown batch', detail = of_batch;
@@ -746,6 +787,7 @@ BEGIN
         RETURN;
     END IF;
     DELETE FROM ended WHERE batch = of_batch;
+    DELETE FROM batch_tally WHERE batch = of_batch;
     IF b.finished_us IS NULL AND b.parent IS NOT NULL THEN
         PERFORM step_batch(t, b.parent, b.born, b.member, b.id, 'cancelled', NULL, NULL);
     END IF;
@@ -951,18 +993,20 @@ BEGIN
         steps := steps || many.steps;
     END IF;
     IF cardinality(ended) = cardinality(fences) THEN
-        IF cardinality(steps) > 1 THEN
+        IF cardinality(steps) = 1 THEN
+            PERFORM step_done(t, steps[1], true);
+        ELSIF cardinality(steps) > 1 THEN
             PERFORM lock_batches(ARRAY(SELECT DISTINCT batch FROM unnest(steps)));
+            FOR s IN SELECT * FROM unnest(steps) ORDER BY place LOOP
+                PERFORM step_done(t, s, false);
+            END LOOP;
         END IF;
-        FOR s IN SELECT * FROM unnest(steps) ORDER BY place LOOP
-            PERFORM step_done(t, s);
-        END LOOP;
         RETURN lost;
     END IF;
     PERFORM lock_batches(ARRAY(SELECT unnest(stepped_by(fences, outcomes)) UNION SELECT batch FROM unnest(steps)));
     FOR n IN 1..cardinality(fences) LOOP  -- in their order, as one might see in what follows from them
         FOR s IN SELECT * FROM unnest(steps) WHERE place = n LOOP
-            PERFORM step_done(t, s);
+            PERFORM step_done(t, s, false);
         END LOOP;
         CONTINUE WHEN n = ANY (ended);
         SELECT * INTO j FROM running WHERE fence = fences[n] AND id = ids[n] FOR UPDATE;
@@ -1398,6 +1442,10 @@ BEGIN
         END IF;
     END IF;
     IF new_batch IS NOT NULL THEN
+        IF seal_it AND NOT always_looks_anew() AND EXISTS (SELECT FROM batch WHERE id = new_batch->>'id') THEN
+            -- What its members have added since this transaction began would not be seen.
+            RAISE EXCEPTION USING errcode = '40001', message = 'a batch that is there cannot be sealed above READ COMMITTED';
+        END IF;
         PERFORM open_batch(t, new_batch);
     END IF;
     IF facts IS NULL OR facts ? 'batch' THEN
