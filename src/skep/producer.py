@@ -243,7 +243,7 @@ class Producer:
             coalescer = self._coalescers[loop] = Coalescer(self._put)
         return await coalescer.add(job)
 
-    async def aput_in(self, tx: object, jobs: list[Job]) -> list[Receipt]:
+    async def aput_in(self, tx: object, jobs: Iterable[Job]) -> list[Receipt]:
         """Put jobs inside a transaction of the caller's own, where the engine can do that."""
         engine = self._transactional(await self.ready())
         receipts: list[Receipt] = []
@@ -251,7 +251,7 @@ class Producer:
             receipts += await engine.put_in(tx, bundle)
         return receipts
 
-    def put_in(self, tx: object, jobs: list[Job]) -> list[Receipt]:
+    def put_in(self, tx: object, jobs: Iterable[Job]) -> list[Receipt]:
         """The same in the caller's own thread: its connection may belong there."""
         engine = self._transactional(self.engine)
         if not self._opened:

@@ -231,11 +231,10 @@ class Many(Generic[R_co]):
 
     def enqueue(self) -> list[Handle[R_co]]:
         """The same for synchronous code."""
-        made = self._made()
-        if self._tx is not UNSET or not isinstance(made, list):  # an iterator may belong to this thread
+        if self._tx is not UNSET or not self._all_there:  # an iterator may belong to this thread
             return list(self.stream())
         producer = self._task.producer
-        return [self._task.handle(receipt) for receipt in producer.wait(producer.aput_many(made))]
+        return [self._task.handle(receipt) for receipt in producer.wait(producer.aput_many(self._made()))]
 
     async def astream(self) -> AsyncIterator[Handle[R_co]]:
         """The same, handle by handle: of what an iterator makes, only one bundle is in memory at a time.
@@ -258,9 +257,19 @@ class Many(Generic[R_co]):
                 receipts = producer.put_in(self._tx, bundle)
             yield from map(self._task.handle, receipts)
 
-    def _made(self) -> Iterable[Job]:
-        """All of them now, or those of an iterator as they are asked for."""
-        return list(self._jobs()) if isinstance(self._calls, Collection) else self._jobs()
+    @property
+    def _all_there(self) -> bool:
+        return isinstance(self._calls, Collection)
+
+    def _made(self) -> Iterator[Job]:
+        """As they are asked for.  Where all calls are there, all arguments are looked at now."""
+        if not self._all_there:
+            return self._jobs()
+        encode, check = self._task.signature.encode, self._task.options.check_arguments
+        encoded = [
+            encode(call if isinstance(call, tuple) else (call,), {}, check=check) for call in self._calls
+        ]
+        return (self._task.job_with(args, kwargs, self._fields) for args, kwargs in encoded)
 
 
 class Task(Generic[P, R_co]):

@@ -235,6 +235,16 @@ async def test_many_calls_become_few_puts(app: App) -> None:
     assert bodies == [b"[1,2]", b"[3]", b"[4]"]
 
 
+async def test_of_many_calls_none_is_put_if_one_does_not_fit(app: App) -> None:
+    @app.task
+    async def add(a: int) -> None: ...
+
+    with pytest.raises(TypeError, match="add"):
+        await add.many([*range(2500), "three"]).aenqueue()
+
+    assert await (await app.ready()).queues() == {}
+
+
 async def test_many_calls_may_share_other_circumstances(app: App) -> None:
     @app.task
     async def add(a: int) -> None: ...
