@@ -214,12 +214,13 @@ async def test_behind_sentinels_a_killed_master_loses_nothing_that_was_copied(
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("spread", ["", "&homes=6&parts=default:6"], ids=["in one slot", "spread"])
 async def test_in_a_cluster_a_killed_master_is_replaced_while_workers_go_on(
-    fleet: Callable[[str], Fleet],
+    fleet: Callable[[str], Fleet], spread: str
 ) -> None:
-    """F24 in a cluster: whichever master has the jobs is killed."""
+    """F24 in a cluster: whichever master has the jobs, or most of them, is killed."""
     with redis_cluster(durable=True) as servers:
-        url = f"{servers.url}?copies=1&copied_within=500ms&patience=2s&connect_within=1s"
+        url = f"{servers.url}?copies=1&copied_within=500ms&patience=2s&connect_within=1s{spread}"
         workers = fleet(url)
         async with engine_at(url) as engine:
             sent = count_jobs(3000)

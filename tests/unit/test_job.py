@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skep.job import Error, Job, State, UniqueUntil, derive_id, describe, new_id
+from skep.job import Error, Job, State, UniqueUntil, derive_id, describe, is_own, new_id
 
 
 def test_a_new_id_is_a_uuid_of_version_7() -> None:
@@ -35,6 +35,23 @@ def test_a_new_id_tells_the_time_so_that_ids_sort_by_it(monkeypatch: pytest.Monk
 
 def test_new_ids_differ() -> None:
     assert len({new_id() for _ in range(10_000)}) == 10_000
+
+
+def test_a_process_knows_the_ids_that_it_has_made() -> None:
+    """But not those of others, nor what only looks like them; and in a fork not those of its parent."""
+    own = new_id()
+    assert is_own(own)
+    other = f"{own[:19]}{(int(own[19], 16) ^ 3):x}{own[20:]}"
+    for stranger in (str(uuid.uuid4()), derive_id("a"), "", "x", own[:30], other):
+        assert not is_own(stranger)
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(write, f"{is_own(own)} {is_own(new_id())}".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 100) == b"False True"
+    os.close(read)
+    os.close(write)
 
 
 def test_new_ids_of_one_thread_ascend() -> None:

@@ -17,11 +17,12 @@ from skep.broker import Engine, Filter, Receipt, Rule, RuleKind, Scope
 from skep.brokers.redis import RedisBroker
 from skep.brokers.redis_homes import Homes
 from skep.brokers.redis_link import RedisLink, target_of
-from skep.brokers.redis_spread import SpreadBroker, from_url
+from skep.brokers.redis_spread import MOST_FRESH, Fresh, SpreadBroker, from_url
 from skep.engines import make_engine
-from skep.errors import BadSetting, EngineError, QueueFull
+from skep.errors import BadSetting, EngineError, MemoryFull, QueueFull
 from skep.job import Dead, Done, Job, Lease, Outcome, Retry, State
 from skep.testing.make import HOLDER, SPAN, a_job
+from skep.testing.redis_servers import redis
 
 COUNT = 5
 HOMES = Homes(COUNT)
@@ -510,3 +511,47 @@ async def test_a_home_that_cannot_be_reached_does_not_cost_the_leases_of_others(
         assert len(leases) == 1
     with pytest.raises(EngineError):
         await take(engine, QUEUES[1])
+
+
+async def test_full_memory_refuses_puts_while_what_crosses_homes_goes_on() -> None:
+    """T1, T4: also a put that looks around first; emissions, steps and freed keys make room in the end."""
+    with redis() as server:
+        engine = await SpreadBroker(target_of(Address(server.url)), HOMES).open()
+        batch = Batch(id=BATCHES[2], on_finished=a_job(id="end", queue=QUEUES[3], chosen=True))
+        await engine.put_batch(batch, [a_job(queue=QUEUES[0], batch=batch.id, unique=KEYS[4])])
+        [lease] = await take(engine, QUEUES[0])
+        await engine.put(jobs_for(QUEUES[1], 100))
+        server.ask("CONFIG", "SET", "maxmemory", "1mb")
+        for jobs in ([a_job()], [a_job(queue=queue, unique=queue) for queue in QUEUES]):
+            with pytest.raises(MemoryFull):
+                await engine.put(jobs)
+
+        assert await engine.settle([(lease, Done(emit=(a_job(id="next", queue=QUEUES[2]),)))]) == []
+        await engine.sweep()
+
+        ids = [lease.id for lease in await take(engine, QUEUES[2], QUEUES[3])]
+        assert ids == ["next", "end"]
+        while leases := await take(engine, QUEUES[1]):
+            await engine.settle([(lease, Done()) for lease in leases])
+        server.ask("CONFIG", "SET", "maxmemory", "0")
+        assert await engine.put([a_job(id="x", unique=KEYS[4])]) == [Receipt("x", True)]
+        await engine.close()
+
+
+def test_what_is_fresh_is_fresh_once() -> None:
+    """I1: an id that was put is looked for the next time, also when so many were put that it is forgotten."""
+    fresh = Fresh()
+    job, other = a_job(), a_job()
+    assert fresh.are([job, other])
+    assert not fresh.are([job])
+    assert not fresh.are([a_job(), job])
+    assert not fresh.are([a_job(id="given")])
+    assert not fresh.are([a_job(unique="k")])
+    twice = a_job()
+    assert not fresh.are([twice, twice])
+    late = a_job()
+    for _ in range(MOST_FRESH // 1000 + 1):
+        fresh.are([a_job() for _ in range(1000)])
+    assert not fresh.are([job])
+    assert not fresh.are([late])  # nobody put it, but it is as old as others that were forgotten
+    assert fresh.are([a_job()])

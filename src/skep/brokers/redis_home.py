@@ -33,12 +33,11 @@ MOST_ROUNDS = 1000  # of the post in one call: what is sent may lead to more, bu
 
 _scripts = load_spread_scripts()
 
-# What may put something, and so is told the clock: 1 if full memory must not keep it from happening.
+# What may put something, and so is told the clock: as a put (p), or urgently (u), see spread.lua.
 _NUMBERED = {
-    "put": 0,
-    "put_plain": 0,
-    **dict.fromkeys(("accept", "cancel", "delete_batch", "drop", "exchange", "fire", "replay", "seal"), 1),
-    **dict.fromkeys(("sweep", "take_in"), 1),
+    **dict.fromkeys(("put", "put_plain"), "p"),
+    **dict.fromkeys(("accept", "cancel", "delete_batch", "drop", "exchange", "fire", "replay", "seal"), "u"),
+    **dict.fromkeys(("sweep", "take_in"), "u"),
 }
 
 Refusals = dict[str, str]  # of drafts that were sent on: their ids, and the jobs in their place
@@ -168,7 +167,7 @@ class Home(RedisBroker):
     ) -> tuple[Any, list[Any], Refusals]:
         """The same, and sends nothing on."""
         clock = self._post.clock if name in _NUMBERED else 0
-        keys = (*self._keys, f"{self._prefix}home:{self.number}:{clock}:{_NUMBERED.get(name, 0)}".encode())
+        keys = (*self._keys, f"{self._prefix}home:{self.number}:{clock}:{_NUMBERED.get(name, '-')}".encode())
         try:
             answer, owed, reports, limited, seq = await self._link.call(
                 _scripts[name], keys, args, reads=reads

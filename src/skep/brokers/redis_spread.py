@@ -41,7 +41,7 @@ from skep.brokers.redis import RedisBroker
 from skep.brokers.redis_home import Home, Post
 from skep.brokers.redis_homes import Homes
 from skep.brokers.redis_link import Credentials, Link, RedisLink, Target, target_of
-from skep.brokers.redis_words import Argument
+from skep.brokers.redis_words import Argument, is_plain
 from skep.clock import Clock
 from skep.errors import (
     BadSetting,
@@ -54,7 +54,7 @@ from skep.errors import (
     StorageFull,
     UnknownBatch,
 )
-from skep.job import Dead, Done, Job, Lease, Outcome, Record, State, new_id
+from skep.job import Dead, Done, Job, Lease, Outcome, Record, Retry, State, is_own, new_id
 from skep.life import RETENTION, Retention
 from skep.schedule import Schedule, ScheduleRecord
 
@@ -64,6 +64,7 @@ log = logging.getLogger("skep.redis")
 
 SPREAD_PREFIX = "{skep}:"
 _TAG = re.compile(r"\{([^{}]+)\}")
+MOST_FRESH = 50_000  # ids that are remembered as put by this process
 SHARES_AT_ONCE = 100  # jobs for which shares of limits are looked for in one call
 _ROOM = 1 << 40  # where nobody gives a limit
 
@@ -77,6 +78,29 @@ class Around:
     holders: dict[str, str] = field(default_factory=dict)  # unique key -> who holds it
     sealed: dict[str, bool] = field(default_factory=dict)  # of the batches that are there
     caps: dict[str, tuple[int, int]] = field(default_factory=dict)  # queue -> its cap, and how many wait
+
+
+class Fresh:
+    """Knows jobs that no home can know yet: plain ones whose ids this process has made and not yet put."""
+
+    def __init__(self) -> None:
+        self._put: set[str] = set()
+        self._after = ""  # ids that were made before this are not remembered any more
+
+    def are(self, jobs: Sequence[Job]) -> bool:
+        """Asked once of each: from then on it has been put."""
+        ids = {job.id for job in jobs}
+        fresh = (
+            len(ids) == len(jobs)
+            and self._put.isdisjoint(ids)
+            and all(job.id > self._after and is_plain(job) and is_own(job.id) for job in jobs)
+        )
+        if len(self._put) + len(ids) > MOST_FRESH:
+            self._after = new_id()
+            self._put.clear()
+        else:
+            self._put |= ids
+        return fresh
 
 
 class SpreadBroker:
@@ -112,6 +136,7 @@ class SpreadBroker:
         ]
         self._waited: set[bytes] = set()
         self._turn = 0
+        self._fresh = Fresh()
 
     @property
     def remote(self) -> bool:
@@ -246,6 +271,10 @@ class SpreadBroker:
     async def _put(
         self, jobs: Sequence[Job], token: str | None, batch: Batch | None, *, seal: bool
     ) -> list[Receipt]:
+        if batch is None and self._fresh.are(jobs):
+            numbers = {self._places.of_job(job.queue, job.id) for job in jobs}
+            if len(numbers) == 1:
+                return await self._homes[numbers.pop()].put_here(jobs, token, None, seal=False)
         named = {job.batch for job in jobs if job.batch is not None}
         around = await self._look_around(
             [job.id for job in jobs],
@@ -258,8 +287,9 @@ class SpreadBroker:
             return [Receipt(job.id, False) for job in jobs]
         receipts = [_refused(job, around) for job in jobs]
         fresh = [job for job, receipt in zip(jobs, receipts, strict=True) if receipt is None]
-        _check_room(fresh, around)
-        _check_batches(fresh, batch, around)
+        coming = _without_doubles(fresh)
+        _check_room(coming, around)
+        _check_batches(coming, batch, around)
         told: list[Receipt] = []
         if fresh or batch is not None or token is not None:
             home = self._homes[self._accepting(fresh, batch, around)]
@@ -319,6 +349,8 @@ class SpreadBroker:
     ) -> Exchange:
         self._link.check_usable()
         self._link.looked()
+        if (home := self._only_home(outcomes, wants)) is not None:
+            return await home.exchange(outcomes, wants, span=span, holder=holder, limit=limit)
         lost = await self.settle(outcomes)
         leases, trouble = await self._lease(wants, span, holder, _ROOM if limit is None else limit)
         if trouble is not None:
@@ -326,6 +358,15 @@ class SpreadBroker:
                 raise trouble
             log.warning("not every queue could be looked into: %s", trouble)
         return Exchange(lost, leases)
+
+    def _only_home(self, outcomes: Sequence[tuple[Lease, Outcome]], wants: Mapping[str, int]) -> Home | None:
+        """The one that all of this is about, if that is so, and nothing leads elsewhere: one call does it."""
+        queues = {*wants, *(lease.queue for lease, _ in outcomes)}
+        numbers = {self._places.of(queue) for queue in queues}
+        if len(numbers) != 1 or not queues.isdisjoint(self._places.parts) or any(map(_leads_on, outcomes)):
+            return None
+        home = self._homes[numbers.pop()]
+        return None if home.limited else home
 
     async def _lease(
         self, wants: Mapping[str, int], span: timedelta, holder: str, limit: int
@@ -475,15 +516,7 @@ class SpreadBroker:
     async def sweep(self, *, limit: int = 1000, by: str | None = None) -> Swept:
         await self._learn_parts()
         swept = await asyncio.gather(*(home.sweep(limit=limit, by=by) for home in self._homes))
-        return Swept(
-            promoted=sum(each.promoted for each in swept),
-            reaped=sum(each.reaped for each in swept),
-            expired=sum(each.expired for each in swept),
-            removed=sum(each.removed for each in swept),
-            next_in=min((each.next_in for each in swept if each.next_in is not None), default=None),
-            again_in=min((each.again_in for each in swept if each.again_in is not None), default=None),
-            schedules_due=any(each.schedules_due for each in swept),
-        )
+        return all_swept(swept)
 
     # --- Ledger: looking -----------------------------------------------------------------
 
@@ -585,6 +618,7 @@ class SpreadBroker:
 
     async def add_rule(self, rule: Rule) -> bool:
         """In all homes; home 0, which is asked for them, comes last."""
+        await self._learn_parts()
         if self._is_shared(rule.kind, rule.scope, rule.name):
             return await self._share(rule)
         if rule.kind is RuleKind.CAP and len(self._places.of_queue(rule.name)) > 1:
@@ -711,6 +745,19 @@ class SpreadBroker:
         return await self._link.wait_for(channels=channels, lists=doors, timeout=left)
 
 
+def all_swept(swept: Sequence[Swept]) -> Swept:
+    """What was done in all homes together."""
+    return Swept(
+        promoted=sum(each.promoted for each in swept),
+        reaped=sum(each.reaped for each in swept),
+        expired=sum(each.expired for each in swept),
+        removed=sum(each.removed for each in swept),
+        next_in=min((each.next_in for each in swept if each.next_in is not None), default=None),
+        again_in=min((each.again_in for each in swept if each.again_in is not None), default=None),
+        schedules_due=any(each.schedules_due for each in swept),
+    )
+
+
 def _grouped(places: Iterable[tuple[Any, Sequence[int]]]) -> dict[int, list[Any]]:
     """Things by the homes that each belongs to."""
     found: dict[int, list[Any]] = {}
@@ -720,6 +767,17 @@ def _grouped(places: Iterable[tuple[Any, Sequence[int]]]) -> dict[int, list[Any]
     return found
 
 
+def _leads_on(settled: tuple[Lease, Outcome]) -> bool:
+    """Whether something may be put because of it, perhaps in another home."""
+    lease, outcome = settled
+    match outcome:
+        case Done(emit=emit) | Dead(emit=emit):
+            return bool(emit) or lease.batch is not None
+        case Retry(queue=queue):
+            return queue is not None
+    return lease.batch is not None
+
+
 def _refused(job: Job, around: Around) -> Receipt | None:
     if job.id in around.used:
         return Receipt(job.id, False)
@@ -727,9 +785,23 @@ def _refused(job: Job, around: Around) -> Receipt | None:
     return None if holder is None else Receipt(holder, False)
 
 
+def _without_doubles(jobs: Sequence[Job]) -> list[Job]:
+    """Those that are not refused because of one before them: as put.lua sees it."""
+    ids: set[str] = set()
+    keys: set[str] = set()
+    found = []
+    for job in jobs:
+        if job.id not in ids and job.unique not in keys:
+            ids.add(job.id)
+            if job.unique is not None:
+                keys.add(job.unique)
+            found.append(job)
+    return found
+
+
 def _check_room(jobs: Sequence[Job], around: Around) -> None:
     for queue, (cap, waiting) in around.caps.items():
-        coming = len({job.id for job in jobs if job.queue == queue})
+        coming = sum(job.queue == queue for job in jobs)
         if coming and waiting + coming > cap:
             raise QueueFull(queue, cap)
 

@@ -102,8 +102,8 @@ for at = 6, #ARGV do
             redis.call('SET', base .. 'seq', whole(m.seq))
         end
         act[m.kind](m)
+        redis.call('HSET', base .. 'heard', source, number)  -- each by itself, in case the next one fails
     end
 end
-redis.call('HSET', base .. 'heard', source, whole(heard))
 tell_woken()
 return 1

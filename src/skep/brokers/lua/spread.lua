@@ -1,20 +1,27 @@
 -- What is added to every script where an app is spread over homes: see decision 0025.
 --
--- KEYS[2]  `<base>home:<number of this home>:<clock>:<urgent>`.  The clock is the highest number of a put that the caller
---          has seen in any home, or 0: what is put now gets a higher one, so that numbers tell which was first.  It
---          is urgent (1) where maxmemory must not keep it from happening: see exchange.lua.
+-- KEYS[2]  `<base>home:<number of this home>:<clock>:<what>`.  The clock is the highest number of a put that the caller
+--          has seen in any home, or 0: what is put now gets a higher one, so that numbers tell which was first.  They
+--          grow with the time as well, for those who have not seen one another.  `what` is p for a put, u for what
+--          full memory must not keep from happening (see exchange.lua), and - for the rest.
 --
 -- What must happen in another home is recorded here, in the step that makes it necessary, and sent on by whoever
 -- called; every sweep sends on what was left.  Messages to one home are heard there in their order, and once.
 
+local function raise_clock(least)
+    if tonumber(redis.call('GET', base .. 'seq') or 0) < least then
+        redis.call('SET', base .. 'seq', whole(least))
+    end
+end
+
 do
-    local number, clock, urgent = KEYS[2]:match('home:(%d+):(%d+):(%d)$')
+    local number, clock, what = KEYS[2]:match('home:(%d+):(%d+):(.)$')
     me = tonumber(number)
-    if clock ~= '0' and tonumber(redis.call('GET', base .. 'seq') or 0) < tonumber(clock) then
-        if urgent == '1' then
-            redis.call('DEL', base .. 'nothing')
-        end
-        redis.call('SET', base .. 'seq', clock)
+    if what == 'p' then
+        raise_clock(math.max(tonumber(clock), now - 1))
+    elseif what == 'u' and clock ~= '0' then
+        redis.call('DEL', base .. 'nothing')
+        raise_clock(tonumber(clock))
     end
 end
 
@@ -25,12 +32,13 @@ local last_sent
 -- not give their numbers to others.
 function send(home, message)
     last_sent = math.max((last_sent or tonumber(redis.call('GET', base .. 'sent') or 0)) + 1, now)
-    redis.call('SET', base .. 'sent', whole(last_sent))
     message.seq = tonumber(redis.call('GET', base .. 'seq') or 0)
     local entry = whole(last_sent) .. '\n' .. cmsgpack.pack(message)
     redis.call('RPUSH', base .. 'outbox:' .. home, entry)
-    redis.call('SADD', base .. 'owing', home)
-    sent[home] = sent[home] or {}
+    if not sent[home] then
+        redis.call('SADD', base .. 'owing', home)
+        sent[home] = {}
+    end
     sent[home][#sent[home] + 1] = entry
 end
 
@@ -38,6 +46,9 @@ end
 -- else the entries.
 local function owed()
     local answer = {}
+    if last_sent then
+        redis.call('SET', base .. 'sent', whole(last_sent))
+    end
     for _, home in ipairs(redis.call('SMEMBERS', base .. 'owing')) do
         local entries = sent[tonumber(home)]
         local more = not entries or redis.call('LLEN', base .. 'outbox:' .. home) > #entries

@@ -107,6 +107,9 @@ end
 -- d.via are the homes that it still has to pass, d.home is where it will live.  Those of one put that are for one queue
 -- pass the same homes, also where only some of them have something to do there: so they arrive in their order.
 function travel(d, from)
+    if not d.seq then
+        raise_clock(now - 1)
+    end
     if from and d.unique and d.unique == from.unique then
         d.heir_of = from.id
     end
