@@ -15,6 +15,7 @@ from skep.address import Address
 from skep.batch import Batch, BatchState
 from skep.broker import Engine, Filter, Receipt, Rule, RuleKind, Scope
 from skep.brokers.redis import RedisBroker
+from skep.brokers.redis_home import Owed, Post
 from skep.brokers.redis_homes import Homes
 from skep.brokers.redis_link import RedisLink, target_of
 from skep.brokers.redis_spread import MOST_FRESH, Fresh, SpreadBroker, from_url
@@ -275,6 +276,40 @@ async def test_a_job_that_moves_is_never_in_two_homes_nor_in_none(
     assert await outboxes(link, prefix) == 0
 
 
+async def test_a_key_that_is_handed_on_is_never_free_in_between(
+    engine: SpreadBroker, another: Open, link: RedisLink, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T4, I12: although what takes it goes a longer way, by its batch, than what frees it would."""
+    [first, last] = [a_job(queue=QUEUES[0], unique=KEYS[4]), a_job(queue=QUEUES[1], unique=KEYS[4])]
+    batch = Batch(id=BATCHES[2])
+    following = a_job(id="next", queue=QUEUES[3], unique=KEYS[4], batch=batch.id, chosen=True)
+    await engine.put_batch(batch, [], seal=False)
+    await engine.put([first])
+    leases = await take(engine, QUEUES[0])
+    dying = await another()
+    with monkeypatch.context() as patch:
+        patch.setattr(Post, "send_on", sends_nothing)
+        await dying.settle([(leases[0], Done(emit=(following,)))])
+
+    for target in range(COUNT):  # but all that is for other homes than that of the batch arrives
+        if target != 2:
+            await engine._post.send_on([Owed(0, target, None)])
+    assert await engine.put([last]) == [Receipt(first.id, False)]
+    await engine.sweep()
+
+    assert await engine.put([last]) == [Receipt("next", False)]
+    [lease] = await take(engine, *QUEUES)
+    assert lease.id == "next"
+    assert await engine.settle([(lease, Done())]) == []
+    assert await engine.put([last]) == [Receipt(last.id, True)]
+    assert await outboxes(link, prefix) == 0
+
+
+async def sends_nothing(post: Post, owed: list[Owed]) -> dict[str, str]:
+    """As one that dies now."""
+    return {}
+
+
 # --- many at once ------------------------------------------------------------------------
 
 
@@ -350,7 +385,10 @@ async def test_a_limit_holds_for_all_homes_together(another: Open) -> None:
     async with asyncio.timeout(60):
         await asyncio.gather(*(work(handle) for handle in handles))
 
-    assert most == 3
+    assert 0 < most <= 3
+    await handles[0].put([a_job(queue=queue) for queue in QUEUES])
+    assert len(await take(handles[1], *QUEUES)) == 3
+    assert await take(handles[2], *QUEUES) == []
     assert await handles[1].rules() == [Rule(RuleKind.LIMIT, Scope.TASK, "tests.echo", 3)]
     assert not await handles[1].add_rule(Rule(RuleKind.LIMIT, Scope.TASK, "tests.echo", 3))
 

@@ -198,6 +198,9 @@ end
 -- --- what a job holds -----------------------------------------------------------------------
 
 local function free_key(j)
+    if j.handed_on then
+        return
+    end
     if j.unique and elsewhere(j.unique_home) then
         send(j.unique_home, {kind = 'free', key = j.unique, id = j.id})
     elseif j.unique and redis.call('HGET', base .. 'unique', j.unique) == j.id then

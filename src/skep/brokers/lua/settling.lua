@@ -1,5 +1,16 @@
 -- How attempts end.
 
+-- Where an app is spread over homes: does one of these drafts take over the unique key of the job?  Then it is not
+-- freed: that might arrive before the draft, and somebody else take the key.  See travelling.lua.
+local function hands_on(j, drafts)
+    for _, d in ipairs(drafts) do
+        if j.unique and d.unique == j.unique then
+            return true
+        end
+    end
+    return false
+end
+
 -- End one lease with an outcome that has something to say (T4-T7, T10, T12).
 --
 -- o.kind is done, retry, dead, snooze, release, cancelled or broken; o.keep and o.delay are in microseconds.
@@ -13,6 +24,7 @@ local function settle_one(j, run, o, released)
     end_run(j, run)
     s.fence, s.started, s.attempts, s.error = tonumber(run.fence), run.started, run.attempt, nil
     if o.emit then
+        j.handed_on = send and hands_on(j, o.emit)
         free_key(j)  -- it may hand its own key on
         emit(o.emit, j)
     end

@@ -36,6 +36,8 @@ local function refuse_draft(d, holder)
     reports[#reports + 1] = holder
     if d.keyed then
         free_at(d.unique_home, d.unique, d.id)
+    elseif d.heir_of then
+        free_at(d.unique_home, d.unique, d.heir_of)
     end
     if d.claimed and elsewhere(d.id_home) then
         send(d.id_home, {kind = 'unclaim', id = d.id})
