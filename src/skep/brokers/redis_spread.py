@@ -514,6 +514,7 @@ class SpreadBroker:
         )
 
     async def sweep(self, *, limit: int = 1000, by: str | None = None) -> Swept:
+        """All homes, each kind of work at most `limit` times in each; and send on what others have not."""
         await self._learn_parts()
         swept = await asyncio.gather(*(home.sweep(limit=limit, by=by) for home in self._homes))
         return all_swept(swept)
