@@ -16,6 +16,7 @@ from typing import Any
 from skep.batch import Batch
 from skep.broker import Receipt
 from skep.brokers.redis import RedisBroker, refusal
+from skep.brokers.redis_errors import said
 from skep.brokers.redis_homes import Homes
 from skep.brokers.redis_link import Link, Refused
 from skep.brokers.redis_script import Script
@@ -29,6 +30,7 @@ log = logging.getLogger("skep.redis")
 
 SENT_AT_ONCE = 200  # messages of one home to another in one call
 PAUSES = (0.05, 0.2, 0.5)  # seconds, before something is sent on once more
+PATIENCE = 5.0  # seconds, after which it is left to a sweep: whoever called has other things to do
 MOST_ROUNDS = 1000  # of the post in one call: what is sent may lead to more, but not for ever
 
 _scripts = load_spread_scripts()
@@ -95,15 +97,16 @@ class Post:
 
     async def _deliver(self, owed: Owed) -> tuple[list[Owed], Refusals]:
         """More than once, where a master does not answer: what was heard already is passed over."""
-        for pause in PAUSES:
-            try:
-                return await self._hand_over(owed)
-            except (EngineUnavailable, OutcomeUnknown):
-                await asyncio.sleep(pause)
         try:
-            return await self._hand_over(owed)
-        except EngineError as error:
-            log.warning("what home %d has for home %d must wait: %s", owed.source, owed.target, error)
+            async with asyncio.timeout(PATIENCE):
+                for pause in PAUSES:
+                    try:
+                        return await self._hand_over(owed)
+                    except (EngineUnavailable, OutcomeUnknown):
+                        await asyncio.sleep(pause)
+                return await self._hand_over(owed)
+        except (EngineError, TimeoutError) as error:
+            log.warning("what home %d has for home %d must wait: %s", owed.source, owed.target, said(error))
             return [], {}
 
     async def _hand_over(self, owed: Owed) -> tuple[list[Owed], Refusals]:
