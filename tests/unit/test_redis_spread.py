@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from skep.address import Address
 from skep.batch import Batch, BatchState
@@ -574,6 +575,24 @@ async def test_full_memory_refuses_puts_while_what_crosses_homes_goes_on() -> No
         server.ask("CONFIG", "SET", "maxmemory", "0")
         assert await engine.put([a_job(id="x", unique=KEYS[4])]) == [Receipt("x", True)]
         await engine.close()
+
+
+@pytest.mark.parametrize("way", ["put", "batch", "emission"])
+async def test_an_id_that_this_process_has_made_and_put_is_known_in_all_homes(
+    engine: SpreadBroker, way: str
+) -> None:
+    """T1, I1: although an id that it has just made is looked for nowhere."""
+    job = a_job(queue=QUEUES[0])
+    if way == "put":
+        await engine.put([job])
+    elif way == "batch":
+        await engine.put_batch(Batch(id=BATCHES[1]), [replace(job, batch=BATCHES[1])])
+    else:
+        await engine.put([a_job(queue=QUEUES[3])])
+        [lease] = await take(engine, QUEUES[3])
+        await engine.settle([(lease, Done(emit=(job,)))])
+
+    assert await engine.put([replace(job, queue=QUEUES[1])]) == [Receipt(job.id, False)]
 
 
 def test_what_is_fresh_is_fresh_once() -> None:

@@ -271,7 +271,7 @@ class SpreadBroker:
     async def _put(
         self, jobs: Sequence[Job], token: str | None, batch: Batch | None, *, seal: bool
     ) -> list[Receipt]:
-        if batch is None and self._fresh.are(jobs):
+        if self._fresh.are(jobs) and batch is None:
             numbers = {self._places.of_job(job.queue, job.id) for job in jobs}
             if len(numbers) == 1:
                 return await self._homes[numbers.pop()].put_here(jobs, token, None, seal=False)
@@ -479,7 +479,8 @@ class SpreadBroker:
         ]
 
     async def _taken(self, jobs: Sequence[Job]) -> set[str]:
-        """The ids that another home knows than the one that they are for."""
+        """The ids that another home knows than the one that they are for.  From now on they have been put."""
+        self._fresh.are(jobs)
         known = await self._post.known([job.id for job in jobs])
         return {
             job.id for job in jobs if set(known.get(job.id, ())) - {self._places.of_job(job.queue, job.id)}
