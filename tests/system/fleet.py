@@ -88,7 +88,7 @@ class Killer:
         self._pids = pids
         self._every = every
         self._random = random.Random(42)
-        self._next = time.monotonic() + every
+        self._next = time.monotonic()  # the first that comes: all of it may be over soon
         self.kills = 0
 
     def wait_for(self, condition: Callable[[], bool], seconds: float = 60) -> float:

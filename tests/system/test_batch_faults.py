@@ -31,7 +31,6 @@ from skep.loading import load_app
 from .fleet import HERE, Fleet, Killer, wait_for
 
 EXAMPLES = HERE.parents[1] / "examples"
-KILL_EVERY = 0.5  # seconds
 
 
 class Bars(NamedTuple):
@@ -41,13 +40,14 @@ class Bars(NamedTuple):
     size: int
     elements: int
     most_seconds: float
+    kill_every: float  # seconds
 
 
 @pytest.fixture
 def bars(request: pytest.FixtureRequest) -> Bars:
     if request.config.getoption("--full"):
-        return Bars(rounds=200, size=1000, elements=10_000, most_seconds=3600)
-    return Bars(rounds=5, size=200, elements=1000, most_seconds=90)
+        return Bars(rounds=200, size=1000, elements=10_000, most_seconds=3600, kill_every=0.5)
+    return Bars(rounds=5, size=200, elements=1000, most_seconds=90, kill_every=0.1)
 
 
 @pytest.fixture(params=["sqlite", "postgres", "redis"])
@@ -117,7 +117,7 @@ def told(fleet: Fleet) -> tuple[dict[str, dict[int, float]], dict[str, float]]:
 def test_every_batch_calls_back_once_and_after_its_last_member(fleet: Fleet, app: App, bars: Bars) -> None:
     """F01, F42, S3.6, S3.7, S3.8, I11: four processes, one of them killed every half second."""
     tasks = app.tasks
-    killer = Killer(fleet.start_nursery(4), every=KILL_EVERY)
+    killer = Killer(fleet.start_nursery(4), every=bars.kill_every)
     took = []
     batches = []
     for _ in range(bars.rounds):
@@ -166,7 +166,7 @@ def test_a_map_is_reduced_in_order_although_members_fail_and_workers_die(
     tasks = app.tasks
     flow = tasks["numbers"].step(bars.elements) | each(tasks["square"].step()) | tasks["in_order"].step()
     run = flow.enqueue()
-    killer = Killer(fleet.start_nursery(4), every=KILL_EVERY)
+    killer = Killer(fleet.start_nursery(4), every=bars.kill_every)
     took = killer.wait_for(lambda: flow_has_ended(app, run.id), bars.most_seconds)
     assert run.result(timeout="1s") == sum(n * n for n in range(bars.elements))
     counts = app.queues.counts()["default"]

@@ -20,14 +20,14 @@ function act.unclaim(m)
 end
 
 function act.move(m)
-    if redis.call('EXISTS', batch_key(m.batch)) == 1 then
+    if counts_in(m.batch, m.seq, m.joined) then
         redis.call('HINCRBY', batch_key(m.batch), m.from, -1)
         redis.call('HINCRBY', batch_key(m.batch), m.to, 1)
     end
 end
 
 function act.step(m)
-    step(m.batch, m.id, m.seq, m.was, m.state, m.reason, m.result)
+    step(m.batch, m.id, m.seq, m.was, m.state, m.reason, m.result, m.joined)
 end
 
 function act.join(m)
@@ -52,7 +52,7 @@ end
 
 function act.forget(m)
     for _, id in ipairs(m.ids) do
-        forget_member(m.batch, 0, id)
+        forget_member(m.batch, m.born, id)
     end
 end
 

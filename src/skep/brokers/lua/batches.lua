@@ -19,18 +19,21 @@ local function emit(drafts, from)
 end
 
 -- Does a member with this number among all puts count in the batch?  One that was put before the batch was born belonged
--- to another of that name.  So nobody has to look for the members of a batch that is gone.  (Homes have no common order
--- of births: there a batch is born before everything.)
-local function counts_in(batch, seq)
+-- to another of that name.  So nobody has to look for the members of a batch that is gone.  Homes number their puts each
+-- for itself: there a member knows when the batch that it joined was born (nil: it is a nested batch, and does not).
+local function counts_in(batch, seq, joined)
     local born = redis.call('HGET', batch_key(batch), 'born')
-    return born and tonumber(born) <= seq
+    if send then
+        return born and (not joined or born == joined)
+    end
+    return born and tonumber(born) < seq
 end
 
 -- One member of a batch counts as something else now: waiting, retrying or running.
 local function move_member(j, from, to)
     if j.batch and not j.s.stepped and elsewhere(j.batch_home) then
-        send(j.batch_home, {kind = 'move', batch = j.batch, from = from, to = to})
-    elseif j.batch and not j.s.stepped and counts_in(j.batch, j.seq) then
+        send(j.batch_home, {kind = 'move', batch = j.batch, from = from, to = to, joined = j.s.joined})
+    elseif j.batch and not j.s.stepped and counts_in(j.batch, j.seq, j.s.joined) then
         redis.call('HINCRBY', batch_key(j.batch), from, -1)
         redis.call('HINCRBY', batch_key(j.batch), to, 1)
     end
@@ -60,10 +63,11 @@ local function waits_as(j)
     return ((j.s.failures or 0) > 0 or (j.s.crashes or 0) > 0) and 'retrying' or 'waiting'
 end
 
--- One more member of a batch; false where that is finished or gone.  An id that has ended there before lives again.
+-- One more member of a batch: gives when that was born, or false where it is finished or gone.  An id that has ended
+-- there before lives again.
 local function join(batch, id, number, as)
     local key, ended = batch_key(batch), batch_key(batch, 'batch_ended:')
-    local facts = redis.call('HMGET', key, 'created', 'finished')
+    local facts = redis.call('HMGET', key, 'born', 'finished')
     if not facts[1] or facts[2] then
         return false
     end
@@ -77,7 +81,7 @@ local function join(batch, id, number, as)
     end
     list_members(batch, number, {id})
     redis.call('HINCRBY', key, as, 1)
-    return true
+    return facts[1]
 end
 
 -- Put one job that is known to be new (T1).
@@ -108,6 +112,8 @@ function add(d)
     end
     if d.batch and not d.joined then
         j.s.stepped = true
+    elseif send then
+        j.s.joined = d.joined
     end
     local record = d.head .. '\n' .. whole(put) .. '\n' .. whole(seq) .. '\n' .. d.meta .. '\n' .. d.body
     redis.call('HSET', JOBS, d.id, record)
@@ -192,9 +198,9 @@ local function step_done(batch, born, n)
 end
 
 -- One member of a batch, which counted there as `was`, has ended (B1); `seq` is its number among all puts.
-function step(batch, id, seq, was, state, reason, result)
+function step(batch, id, seq, was, state, reason, result, joined)
     local key = batch_key(batch)
-    if not counts_in(batch, seq) then
+    if not counts_in(batch, seq, joined) then
         return
     end
     redis.call('HSET', batch_key(batch, 'batch_ended:'), id, reason and (state .. '\n' .. reason) or state)
@@ -212,9 +218,8 @@ end
 -- Open a batch; one that is there already keeps what it was opened with.
 local function open_batch(d)
     local key = batch_key(d.id)
-    local born = send and 0 or redis.call('INCR', base .. 'seq')
     redis.call('HSET', key, 'body', d.body, 'calls', cmsgpack.pack(d.calls), 'linger', whole(d.linger),
-               'created', whole(now), 'member', d.member, 'born', whole(born))
+               'created', whole(now), 'member', d.member, 'born', whole(redis.call('INCR', base .. 'seq')))
     redis.call('ZADD', base .. 'batches', 0, d.id)
     redis.call('ZADD', base .. 'batch_ends', whole(now + d.open_for), d.id)
     if d.parent then
@@ -251,9 +256,10 @@ local function end_job(j, state, keep, was, reason, result)
     if j.batch and not j.s.stepped and elsewhere(j.batch_home) then
         send(j.batch_home, {
             kind = 'step', batch = j.batch, id = j.id, was = was, state = state, reason = reason, result = result,
+            joined = j.s.joined,
         })
     elseif j.batch and not j.s.stepped then
-        step(j.batch, j.id, j.seq, was, state, reason, result)
+        step(j.batch, j.id, j.seq, was, state, reason, result, j.s.joined)
     end
     j.s.stepped = true
     if not keep or keep == 0 then
@@ -277,7 +283,8 @@ end
 -- A batch is forgotten, which was born at `born`: so is this member, if it waits here.
 local function forget_member(batch, born, id)
     local j = load(id)
-    if j and j.batch == batch and j.seq > born and not j.s.state and not j.s.stepped and not run_of(j) then
+    local own = j and j.batch == batch and (send and j.s.joined == whole(born) or not send and j.seq > born)
+    if own and not j.s.state and not j.s.stepped and not run_of(j) then
         unplace(j)
         j.s.stepped = true
         end_job(j, 'cancelled', nil)

@@ -17,7 +17,7 @@ for _, ids in ipairs(redis.call('ZRANGE', batch_key(batch, 'batch_members:'), 0,
     end
 end
 for at = 6, #left > 0 and #ARGV or 0 do
-    send(tonumber(ARGV[at]), {kind = 'forget', batch = batch, ids = left})
+    send(tonumber(ARGV[at]), {kind = 'forget', batch = batch, born = b.born, ids = left})
 end
 remove_batch(batch)
 if not b.finished then

@@ -56,7 +56,7 @@ local function look_at(number, id)
     local running = 0
     if not ended then
         local j = load(id)
-        if j and j.batch == batch and not j.s.stepped and counts_in(batch, j.seq) then
+        if j and j.batch == batch and not j.s.stepped and counts_in(batch, j.seq, j.s.joined) then
             running = run_of(j) and 1 or 0
         elseif send or redis.call('EXISTS', batch_key(id)) == 1 then
             running = 1  -- a nested batch

@@ -50,6 +50,13 @@ async def end_next(engine: Engine, *outcomes: Outcome) -> None:
 
 
 class Batching:
+    def as_called(self, calls: list[str]) -> list[str]:
+        """The callbacks of several batches that one call has ended: in the order of their ends.
+
+        An engine in which these are several steps may sort them: it puts them as they come.
+        """
+        return calls
+
     async def test_a_batch_is_opened_with_its_members_in_one_step(
         self, engine: Engine, clock: FakeClock
     ) -> None:
@@ -763,9 +770,10 @@ class Batching:
         assert [(await status(engine, batch.id)).done for batch in (first, second)] == [6, 6]
         called = await found(engine, queue=CALLBACKS)
         order = [first, second] if not backwards else [second, first]
-        assert called == [
+        expected = [
             a_callback(batch.id, when).id for batch in order for when in ("on_succeeded", "on_finished")
         ]
+        assert self.as_called(called) == self.as_called(expected)
 
     async def test_many_batches_end_in_one_settle(self, engine: Engine) -> None:
         """B1, I11."""
@@ -775,7 +783,8 @@ class Batching:
         assert await engine.settle([(lease, Done()) for lease in leases]) == []
 
         assert {(await status(engine, batch.id)).state for batch in batches} == {BatchState.SUCCESS}
-        assert await called_back(engine) == ["on_succeeded", "on_finished"] * 30
+        expected = ["on_succeeded", "on_finished"] * 30
+        assert self.as_called(await called_back(engine)) == self.as_called(expected)
 
     async def test_members_of_an_older_batch_of_that_name_count_in_none(
         self, engine: Engine, clock: FakeClock
