@@ -69,7 +69,8 @@ class Fleet:
         before = 0
         while statements(server) - before > WORKERS / 10:
             before = statements(server)
-            await asyncio.sleep(0.5)
+            # Who did not hear yet when it last looked looks once more by itself, a second later.
+            await asyncio.sleep(1.5)
 
 
 def statements(server: PostgresServer) -> int:
