@@ -317,33 +317,58 @@ def _shelved(queue: str, pushed: bytes, error: BrokenPayload) -> dict[str, objec
 # --- leases that end, leases that begin --------------------------------------------------
 
 
+class _Round:
+    """Outcomes that are settled after one another: the plainest by queue, then the others one by one."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, list[int]] = {}
+        self.others: list[int] = []
+        self.members_of: str | None = None  # the queue whose members are in it
+
+
 class Settling:
-    """A bundle of outcomes as exchange.lua takes it: the plainest ones by queue, the others one by one."""
+    """A bundle of outcomes as exchange.lua takes it: the plainest ones by queue, the others one by one.
+
+    What ends plainly and is no member of a batch may be moved: nothing follows from it.  With a member a
+    batch may end, and what follows from a call is put in the order of its outcomes.
+    """
 
     def __init__(self, outcomes: Sequence[tuple[Lease, Outcome]], homes: Homes | None = None) -> None:
         self._leases = [lease for lease, _ in outcomes]
         self._order: list[int] = []
+        rounds = self._rounds(outcomes)
+        arguments: list[Argument] = [len(rounds)]
+        for each in rounds:
+            arguments.append(len(each.groups))
+            for queue, numbers in each.groups.items():
+                arguments += (queue, len(numbers))
+                arguments += [self._leases[n].id for n in numbers]
+                arguments += [self._leases[n].fence for n in numbers]
+                self._order += numbers
+            arguments.append(len(each.others))
+            for n in each.others:
+                lease, outcome = outcomes[n]
+                arguments += (lease.id, lease.fence, packed(told(outcome, lease.id, homes)))
+            self._order += each.others
+        self.arguments = arguments
+
+    def _rounds(self, outcomes: Sequence[tuple[Lease, Outcome]]) -> list[_Round]:
         # Where a lease is there twice their order counts, and nothing may be moved.
         unique = len({(lease.id, lease.fence) for lease in self._leases}) == len(outcomes)
-        groups: dict[str, list[int]] = {}
-        others: list[int] = []
+        first = now = _Round()
+        rounds = [first]
         for n, (lease, outcome) in enumerate(outcomes):
-            if unique and outcome == _DONE:
-                groups.setdefault(lease.queue, []).append(n)
+            if not unique or outcome != _DONE:
+                now.others.append(n)
+            elif lease.batch is None:
+                first.groups.setdefault(lease.queue, []).append(n)
             else:
-                others.append(n)
-        arguments: list[Argument] = [len(groups)]
-        for queue, numbers in groups.items():
-            arguments += (queue, len(numbers))
-            arguments += [self._leases[n].id for n in numbers]
-            arguments += [self._leases[n].fence for n in numbers]
-            self._order += numbers
-        arguments.append(len(others))
-        for n in others:
-            lease, outcome = outcomes[n]
-            arguments += (lease.id, lease.fence, packed(told(outcome, lease.id, homes)))
-        self._order += others
-        self.arguments = arguments
+                if now.others or now.members_of not in (None, lease.queue):
+                    now = _Round()
+                    rounds.append(now)
+                now.members_of = lease.queue
+                now.groups.setdefault(lease.queue, []).append(n)
+        return rounds
 
     def lost(self, numbers: Sequence[int]) -> list[int]:
         """Where in the bundle the leases stand that the script counted as these."""

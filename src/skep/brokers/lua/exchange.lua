@@ -1,9 +1,10 @@
 -- with: base jobs batches settling
 -- Settle one bundle of leases and take the next (T2, T4-T7, T10, T12): all of it, or only one half.
 --
--- ARGV[5]   how many groups of leases end as plainly as can be: done, nothing to keep, nothing to emit; of each
---           group its queue, how many, their ids, their fences
--- then      how many other leases end; of each its id, its fence, its outcome as MessagePack
+-- ARGV[5]   in how many rounds leases end, one after the other; of each round
+--           how many groups of leases end as plainly as can be: done, nothing to keep, nothing to emit; of each
+--           group its queue, how many, their ids, their fences; and
+--           how many other leases end; of each its id, its fence, its outcome as MessagePack
 -- then      span (us), holder, limit of all, how many queues; of each its name and how many jobs are wanted
 --
 -- Gives {now, numbers of the leases that were lost (as they stood in the arguments), the fence of the first new
@@ -122,12 +123,14 @@ local function settle_group()
 end
 
 for _ = 1, tonumber(argument()) do
-    settle_group()
-end
-for _ = 1, tonumber(argument()) do
-    number = number + 1
-    local id, fence = argument(), argument()
-    settle_slowly(number, id, fence, cmsgpack.unpack(argument()))
+    for _ = 1, tonumber(argument()) do
+        settle_group()
+    end
+    for _ = 1, tonumber(argument()) do
+        number = number + 1
+        local id, fence = argument(), argument()
+        settle_slowly(number, id, fence, cmsgpack.unpack(argument()))
+    end
 end
 to_front(released)
 

@@ -10,7 +10,7 @@ import pytest
 from skep.batch import Batch, BatchState
 from skep.broker import KNOWN_FOR, Engine, Receipt, Rule, RuleKind, Scope
 from skep.errors import BatchSealed, QueueFull, UnknownBatch
-from skep.job import Dead, Done, Job, Outcome, Retry, State
+from skep.job import Dead, Done, Job, Lease, Outcome, Retry, State
 from skep.testing.clock import FakeClock
 from skep.testing.contract.bundling import ACTS, Act
 from skep.testing.contract.endings import MORTAL, Way, every_ending, every_return
@@ -774,6 +774,26 @@ class Batching:
             a_callback(batch.id, when).id for batch in order for when in ("on_succeeded", "on_finished")
         ]
         assert self.as_called(called) == self.as_called(expected)
+
+    @pytest.mark.parametrize("member_first", [False, True])
+    async def test_what_follows_from_a_settle_is_put_in_the_order_of_its_outcomes(
+        self, engine: Engine, member_first: bool
+    ) -> None:
+        """B1, T4, I15: a callback behind what was emitted before its last member ended."""
+        emitter = await put_one(engine)
+        batch = await a_batch_of(engine, 1)
+        first, last = await take(engine)
+        assert (first.id, last.batch) == (emitter.id, batch.id)
+        emitted = a_job(id="emitted", chosen=True, queue=CALLBACKS)
+        outcomes: list[tuple[Lease, Outcome]] = [(first, Done(emit=(emitted,))), (last, Done())]
+        if member_first:
+            outcomes.reverse()
+
+        assert await engine.settle(outcomes) == []
+
+        called = [a_callback(batch.id, when).id for when in ("on_succeeded", "on_finished")]
+        expected = [*called, "emitted"] if member_first else ["emitted", *called]
+        assert self.as_called(await found(engine, queue=CALLBACKS)) == self.as_called(expected)
 
     async def test_many_batches_end_in_one_settle(self, engine: Engine) -> None:
         """B1, I11."""
