@@ -918,3 +918,39 @@ class Batching:
             listed = await engine.members(batch.id, limit=200)
             assert [(member.id, member.state) for member in listed] == [(job.id, State.DONE) for job in jobs]
             assert await called_back(engine) == ["on_succeeded", "on_finished"] * (turn + 1)
+
+    async def test_a_batch_does_not_wait_for_a_member_that_is_replayed(self, engine: Engine) -> None:
+        """T13, B1, I11: it has counted already, whichever it is, and however many end after it."""
+        for nth in range(3):
+            batch = await a_batch_of(engine, 3)
+            leases = await take(engine)
+            again = leases.pop(nth)
+            await settle_one(engine, again, Dead())
+            assert await engine.replay([again.id]) == [True]
+
+            assert await engine.settle([(lease, Done()) for lease in leases]) == []
+
+            now = await status(engine, batch.id)
+            assert (now.state, now.done, now.dead) == (BatchState.PARTIAL_SUCCESS, 2, 1)
+            assert now.finished_at is not None
+            assert await called_back(engine) == ["on_failed", "on_finished"] * (nth + 1)
+            await end_next(engine, Done())  # which calls nobody back
+            assert await called_back(engine) == ["on_failed", "on_finished"] * (nth + 1)
+
+    async def test_a_batch_does_not_wait_for_a_job_that_it_did_not_get(self, engine: Engine) -> None:
+        """I2, I11: its id was taken by a job that runs, and then waits once more."""
+        other = await put_one(engine)
+        running = await take_one(engine)
+        batch = a_batch()
+        member, refused = a_job(batch=batch.id, member=1), a_job(id=other.id, batch=batch.id, member=2)
+        receipts = await engine.put_batch(batch, [member, refused])
+        assert [receipt.created for receipt in receipts] == [True, False]
+        lease = await take_one(engine)
+        await settle_one(engine, running, Retry())
+
+        await settle_one(engine, lease, Done())
+
+        now = await status(engine, batch.id)
+        assert (now.state, now.total) == (BatchState.SUCCESS, 1)
+        assert now.finished_at is not None
+        assert await called_back(engine) == ["on_succeeded", "on_finished"]

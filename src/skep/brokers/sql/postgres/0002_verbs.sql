@@ -710,10 +710,14 @@ BEGIN
     END IF;
 END $$;
 
--- Whether others than these are to end in the batch, for sure.
+-- Whether others than these are to end in the batch, for sure.  What stands in line under that id may be a job that counts
+-- no more, as after a replay, or another one.  (IS TRUE: so that only the id is searched for.)
 CREATE FUNCTION goes_on(s step) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN EXISTS (SELECT FROM batch AS b JOIN ready AS r ON r.id = b.newest WHERE b.id = s.batch AND b.born = s.born);
+    RETURN EXISTS (
+        SELECT FROM batch AS b JOIN ready AS r ON r.id = b.newest
+         WHERE b.id = s.batch AND b.born = s.born
+           AND (r.batch = b.id AND r.seq > b.born AND r.stepped IS NOT TRUE) IS TRUE);
 END $$;
 
 CREATE FUNCTION list_done(s step) RETURNS void LANGUAGE plpgsql AS $$
