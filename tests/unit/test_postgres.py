@@ -723,6 +723,38 @@ async def test_bundles_with_members_of_the_same_batches_do_not_lock_each_other_o
     await observer.close()
 
 
+async def test_those_who_end_members_and_find_others_expired_do_not_lock_each_other_out(
+    postgres_url: str, connection: asyncpg.Connection, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F33, T11: in one call, while the newest member waits in line."""
+    monkeypatch.setattr("skep.brokers.postgres_link.RETRIES", 1)
+    clock = FakeClock()
+    engine = await PostgresBroker(postgres_url, schema=schema, clock=clock).open()
+    await engine.put_batch(Batch(id="a"), [a_job(batch="a") for _ in range(2)], seal=False)
+    leases = [*await take(engine, 1), *await take(engine, 1)]
+    await engine.put([*(a_job(batch="a", expires_in_ms=10) for _ in range(2)), a_job(batch="a")])
+    await engine.seal("a")
+    clock.advance("1s")
+    observer = await asyncpg.connect(postgres_url)
+
+    async with connection.transaction(), asyncio.TaskGroup() as group:
+        await connection.execute(f'SELECT FROM "{schema}".batch WHERE id = $1 FOR KEY SHARE', "a")
+        calls = []
+        for n, lease in enumerate(leases):
+            ended = [(lease, Done())]
+            calls.append(group.create_task(engine.exchange(ended, {"default": 1}, span=SPAN, holder=HOLDER)))
+            await waiting_for_locks(observer, schema, n + 1)
+        await connection.execute("COMMIT")
+
+    assert [call.result().lost for call in calls] == [[], []]
+    [last] = [lease for call in calls for lease in call.result().leases]
+    assert await engine.settle([(last, Done())]) == []
+    [status] = await engine.batches()
+    assert (status.done, status.dead, status.finished_at) == (3, 2, clock.now)
+    await observer.close()
+    await engine.close()
+
+
 async def test_the_server_gives_up_what_nobody_waits_for_any_more(
     postgres_url: str, connection: asyncpg.Connection, engine: PostgresBroker, schema: str
 ) -> None:

@@ -997,8 +997,8 @@ BEGIN
         steps := steps || many.steps;
     END IF;
     IF cardinality(ended) = cardinality(fences) THEN
-        IF cardinality(steps) = 1 THEN
-            PERFORM step_done(t, steps[1], true);
+        IF cardinality(steps) = 1 THEN  -- and nothing that a lease in the same call may find expired, and end in its batch
+            PERFORM step_done(t, steps[1], NOT EXISTS (SELECT FROM waiting WHERE expires_us <= t.now_us));
         ELSIF cardinality(steps) > 1 THEN
             PERFORM lock_batches(ARRAY(SELECT DISTINCT batch FROM unnest(steps)));
             FOR s IN SELECT * FROM unnest(steps) ORDER BY place LOOP
