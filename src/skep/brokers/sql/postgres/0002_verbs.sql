@@ -693,10 +693,16 @@ DECLARE
 BEGIN
     IF share AND goes_on(s) THEN
         PERFORM FROM batch WHERE id = s.batch AND born = s.born FOR KEY SHARE SKIP LOCKED;
-        IF FOUND AND goes_on(s) THEN
-            INSERT INTO batch_tally VALUES (s.batch, n);
-            PERFORM list_done(s);
-            RETURN;
+        IF FOUND THEN
+            IF goes_on(s) THEN
+                INSERT INTO batch_tally VALUES (s.batch, n);
+                PERFORM list_done(s);
+                RETURN;
+            END IF;
+            PERFORM FROM batch WHERE id = s.batch FOR UPDATE SKIP LOCKED;
+            IF NOT FOUND THEN  -- others share it as well: if they want the same, all of us would wait for one another
+                RAISE EXCEPTION USING errcode = '40001', message = 'the newest member was taken meanwhile: begin anew';
+            END IF;
         END IF;
     END IF;
     PERFORM add_up_batch(s.batch);
@@ -961,8 +967,9 @@ BEGIN
 END $$;
 
 -- End leases (T4-T7, T10, T12); gives the numbers, from 1, of those that were no longer live.
--- An outcome that is NULL, or no outcomes at all, means: done, and nothing to keep.
-CREATE FUNCTION settle_all(t terms, fences bigint[], ids text[], outcomes text[]) RETURNS integer[]
+-- An outcome that is NULL, or no outcomes at all, means: done, and nothing to keep.  Only who can begin anew may `share` a
+-- batch with others: see step_done().
+CREATE FUNCTION settle_all(t terms, fences bigint[], ids text[], outcomes text[], share boolean) RETURNS integer[]
 LANGUAGE plpgsql AS $$
 DECLARE
     ended integer[];
@@ -998,7 +1005,7 @@ BEGIN
     END IF;
     IF cardinality(ended) = cardinality(fences) THEN
         IF cardinality(steps) = 1 THEN  -- and nothing that a lease in the same call may find expired, and end in its batch
-            PERFORM step_done(t, steps[1], NOT EXISTS (SELECT FROM waiting WHERE expires_us <= t.now_us));
+            PERFORM step_done(t, steps[1], share AND NOT EXISTS (SELECT FROM waiting WHERE expires_us <= t.now_us));
         ELSIF cardinality(steps) > 1 THEN
             PERFORM lock_batches(ARRAY(SELECT DISTINCT batch FROM unnest(steps)));
             FOR s IN SELECT * FROM unnest(steps) ORDER BY place LOOP
@@ -1550,7 +1557,7 @@ DECLARE
 BEGIN
     answer.now_us := t.now_us;
     IF fences IS NOT NULL THEN
-        answer.lost := settle_all(t, fences, ids, outcomes);
+        answer.lost := settle_all(t, fences, ids, outcomes, true);
     END IF;
     RETURN NEXT answer;
     FOR n IN 1..coalesce(cardinality(queues), 0) LOOP

@@ -59,7 +59,7 @@ END $$;
 -- Settle one lease in a transaction that a job has written in; false if it is lost.
 CREATE FUNCTION settle_lent(at bigint, of_fence bigint, of_id text, outcome text, dead_us bigint, cancelled_us bigint)
 RETURNS boolean LANGUAGE sql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off AS $$
-    SELECT cardinality(settle_all((moment(at), dead_us, cancelled_us)::terms, ARRAY[of_fence], ARRAY[of_id], ARRAY[outcome])) = 0
+    SELECT cardinality(settle_all((moment(at), dead_us, cancelled_us)::terms, ARRAY[of_fence], ARRAY[of_id], ARRAY[outcome], false)) = 0
 $$;
 
 -- --- envelopes ------------------------------------------------------------------------------
