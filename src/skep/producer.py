@@ -185,7 +185,8 @@ class Producer:
         self._pid = os.getpid()
         self._engine: Engine | None = None
         self._opened = False
-        self._opening: Future[None] | None = None  # set while somebody does so
+        self._opening: Future[None] | None = None  # set while somebody does so, in this thread:
+        self._opener = 0
         self._remote = self._in_order = False  # asked once: isinstance() of a protocol takes long
         self._background: Background | None = None
         self._coalescers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Coalescer]
@@ -212,7 +213,7 @@ class Producer:
             with self._lock:
                 opening, others = Future[None](), self._opening
                 if others is None:
-                    self._opening = opening
+                    self._opening, self._opener = opening, threading.get_ident()
             if others is None:
                 await self._open(engine, opening)
             else:  # they may be in another thread; and if they are stopped, the turn is ours
@@ -225,7 +226,8 @@ class Producer:
             require(engine, self._floor)
             self._remote = isinstance(engine, Remote) and engine.remote
             self._in_order = isinstance(engine, Remote) and engine.in_order
-            self._opened = True
+            with self._lock:
+                self._opened = self._engine is engine  # and was not closed meanwhile
         except Exception as error:
             opening.set_exception(error)
             raise
@@ -293,6 +295,12 @@ class Producer:
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine for a synchronous caller."""
         self.engine  # noqa: B018  # notices a fork, after which the old thread is not there
+        if self._opening is not None and self._opener == threading.get_ident():
+            coroutine.close()
+            raise BadSetting(
+                "the engine is being opened by the event loop of this thread, which cannot go on while you "
+                "wait: in a coroutine use the verbs that begin with a, as in await task.aenqueue(…)"
+            )
         with self._lock:
             if self._background is None:
                 self._background = Background()

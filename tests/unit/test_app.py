@@ -371,6 +371,21 @@ async def test_many_who_come_first_wait_for_one_who_opens_the_engine(app: App) -
     assert len(await app.jobs.afind()) == 25
 
 
+async def test_who_would_wait_for_the_loop_that_it_keeps_from_opening_the_engine_is_told(app: App) -> None:
+    """It would hang for ever."""
+    app._engine = SlowlyOpened(faults=0)
+
+    @app.task
+    async def ping(n: int) -> None: ...
+
+    opening = asyncio.create_task(app.ready())
+    await asyncio.sleep(0)
+    with pytest.raises(BadSetting, match="use the verbs that begin with a"):
+        ping.enqueue(1)
+    await opening
+    await ping.aenqueue(1)
+
+
 async def test_who_waits_for_an_engine_that_cannot_be_opened_hears_of_it(app: App) -> None:
     app._engine = engine = SlowlyOpened(faults=1)
     answers = await asyncio.gather(*(app.ready() for _ in range(3)), return_exceptions=True)
