@@ -286,12 +286,16 @@ async def test_a_commit_whose_copy_is_not_confirmed_has_an_unknown_outcome(
     engine = await PostgresBroker(server.url).open()
     await admin.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
     await admin.execute("SELECT pg_reload_conf()")
+    put = [a_job()]
     try:
-        putting = asyncio.create_task(engine.put([a_job(id="alone")]))
+        putting = asyncio.create_task(engine.put(put))
         cancel = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
         async with asyncio.timeout(20):
             while not await admin.fetch(cancel):
                 await asyncio.sleep(0.01)
+                if putting.done():  # before the server had read its settings anew
+                    put.append(a_job())
+                    putting = asyncio.create_task(engine.put(put[-1:]))
         with pytest.raises(OutcomeUnknown, match="synchronous replication"):
             await putting
     finally:
@@ -299,7 +303,7 @@ async def test_a_commit_whose_copy_is_not_confirmed_has_an_unknown_outcome(
         await admin.execute("ALTER SYSTEM RESET synchronous_standby_names")
         await admin.execute("SELECT pg_reload_conf()")
 
-    assert [lease.id for lease in await take(engine)] == ["alone"]
+    assert [lease.id for lease in await take(engine)] == [job.id for job in put]
     await engine.close()
 
 
