@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import asyncpg
@@ -528,7 +529,7 @@ async def test_an_idle_worker_starts_a_job_at_once(postgres_url: str, schema: st
 
 
 async def test_a_fleet_shares_the_sweeping_out(postgres_url: str, schema: str) -> None:
-    """S2.28, L2: alone one comes back after a second, of many each the later; those gone do not count."""
+    """S2.28, L2: alone one comes back after a second, many one after another; those gone do not count."""
     clock = FakeClock()
     engine = await PostgresBroker(postgres_url, schema=schema, clock=clock).open()
 
@@ -537,14 +538,15 @@ async def test_a_fleet_shares_the_sweeping_out(postgres_url: str, schema: str) -
         assert again_in is not None
         return again_in.total_seconds()
 
-    assert 0.8 <= await pace("first") <= 1.2
-    for number in range(99):
-        await pace(f"another {number}")
-    assert 48 <= await pace("first") <= 72
-    for _ in range(3):  # all the others have died
+    assert await pace("first") == 1
+    others = [await pace(f"another {number}") for number in range(99)]
+    assert [round(later - sooner, 6) for sooner, later in pairwise(sorted([1.0, *others]))] == [0.6] * 99
+    clock.advance("1s")
+    assert await pace("first") == 60  # the place behind all others
+    for _ in range(3):  # they have died
         clock.advance("70s")
         alone = await pace("first")
-    assert 0.8 <= alone <= 1.2
+    assert alone == 1
     assert (await engine.sweep()).again_in is None  # one who will not come back is not counted
     await engine.close()
 

@@ -3,41 +3,44 @@
 -- Who sweeps, and when each has said to come back.  Whoever is late for long is gone.
 CREATE TABLE sweeper (name text COLLATE "C" PRIMARY KEY, back_us bigint NOT NULL) WITH (fillfactor = 50);
 
--- When it was last looked for transactions that are too old.
+-- When it was last looked for transactions that are too old.  Whoever writes here or above has locked this row.
 CREATE TABLE watch (looked_us bigint NOT NULL);
 INSERT INTO watch VALUES (0);
 
--- When `who`, which has just swept, should come back: after a second where it is alone, and in a fleet so much later
--- that there are ten sweeps in six seconds together.  The last to come before something is to be done (next_us, or NULL)
--- comes back for that; if it does not, the next one finds it.  Whoever has left something undone comes back at once.
+-- When `who`, which has just swept, should come back: after a second where it is alone, and in a fleet in the first gap
+-- that the others leave, so that there are ten sweeps in six seconds together, evenly, and a gap of somebody who is gone
+-- is filled.  The last to come before something is to be done (next_us, or NULL) comes back for that; if it does not, the
+-- next one finds it.  Whoever has left something undone comes back at once.
 CREATE FUNCTION come_back(now_us bigint, who text, next_us bigint, undone boolean) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
+    each bigint := 600000;
     late bigint := 30000000;
     longest bigint := 120000000;
-    others bigint;
     soonest bigint;
     back bigint;
 BEGIN
-    SELECT count(*), min(s.back_us) FILTER (WHERE s.back_us > now_us) INTO others, soonest
-      FROM sweeper s WHERE s.name <> who;
-    back := now_us + greatest(1000000, least(longest, (others + 1) * 600000)) * (0.8 + 0.4 * random());
+    PERFORM FROM watch FOR UPDATE;  -- the last lock of a sweep, so that no two take the same gap
+    SELECT min(s.back_us) INTO soonest FROM sweeper s WHERE s.name <> who AND s.back_us > now_us;
+    SELECT min(o.back_us) + each INTO back
+      FROM (SELECT s.back_us, lead(s.back_us) OVER (ORDER BY s.back_us) - s.back_us AS gap
+              FROM (SELECT x.back_us FROM sweeper x WHERE x.name <> who UNION ALL SELECT now_us + 400000) AS s
+           ) AS o
+     WHERE o.back_us BETWEEN now_us + 400000 AND now_us + longest AND coalesce(o.gap, longest) >= 2 * each;
+    back := coalesce(back, now_us + longest * (0.8 + 0.4 * random()));
     IF undone THEN
         back := now_us + 10000;
     ELSIF next_us < back AND (soonest IS NULL OR next_us <= soonest) THEN
         back := next_us;
     END IF;
     INSERT INTO sweeper VALUES (who, back) ON CONFLICT (name) DO UPDATE SET back_us = excluded.back_us;
-    DELETE FROM sweeper WHERE ctid = ANY (ARRAY(
-        SELECT ctid FROM sweeper s WHERE s.back_us < now_us - late OR s.back_us > now_us + 2 * longest
-           FOR UPDATE SKIP LOCKED));
+    DELETE FROM sweeper s WHERE s.back_us < now_us - late OR s.back_us > now_us + 2 * longest;
     RETURN back;
 END $$;
 
 -- Whether it is time to look for old transactions: for one of all that ask in a minute.
 CREATE FUNCTION should_look(now_us bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    UPDATE watch SET looked_us = now_us WHERE ctid = ANY (ARRAY(
-        SELECT ctid FROM watch WHERE abs(now_us - looked_us) >= 60000000 FOR UPDATE SKIP LOCKED));
+    UPDATE watch SET looked_us = now_us WHERE abs(now_us - looked_us) >= 60000000;
     RETURN FOUND;
 END $$;
 
