@@ -57,7 +57,7 @@ class Changes:
             roles = {each.port: each.info("replication")["role"] for each in self._cluster.servers}
             self._masters |= {port for port, role in roles.items() if role == "master"}
             replicas = [each for each in self._cluster.servers if roles[each.port] == "slave"]
-            with suppress(hiredis.ReplyError):  # it may be in the middle of one
+            with suppress(hiredis.ReplyError, ConnectionError):  # it may be in the middle of one
                 self._chance.choice(replicas).ask("CLUSTER", "FAILOVER")
 
 

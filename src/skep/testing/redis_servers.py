@@ -137,7 +137,14 @@ class RedisServer:
         return reply
 
     def info(self, section: str) -> dict[str, str]:
-        lines = (line.partition(":") for line in self.ask("INFO", section).splitlines())
+        """Asked once more where the connection was cut: sentinels do that to a server that changes its part."""
+        try:
+            text = self.ask("INFO", section)
+        except ConnectionRefusedError:
+            raise
+        except ConnectionError:
+            text = self.ask("INFO", section)
+        lines = (line.partition(":") for line in text.splitlines())
         return {name: value for name, colon, value in lines if colon}
 
     def _dial(self) -> socket.socket:
