@@ -15,16 +15,19 @@ local function read_call(at)
         }
         at = at + 4
     end
-    call.at, call.total = at + 1, tonumber(ARGV[at + 1])
+    at = at + 1
+    call.at, call.total = at, tonumber(ARGV[at])
+    local ids = call.ids
     for n = 1, call.total do
-        call.ids[n] = ARGV[call.at + 3 * n - 1]
+        ids[n] = ARGV[at + 3 * n - 1]
     end
     return call
 end
 
 -- Leave those out whose ids are taken, and all of them if the call is `repeated`; gives their numbers.
 local function leave_out(call, repeated)
-    local refused, seen, ids = {}, {}, call.ids
+    local refused, seen = {}, {}
+    local kinds, ids, coming, at = call.kinds, call.ids, call.coming, call.at
     local taken = ids_in_use(ids)
     for n, id in ipairs(ids) do
         if repeated or taken[id] or seen[id] then
@@ -32,8 +35,8 @@ local function leave_out(call, repeated)
             ids[n] = false
         else
             seen[id] = true
-            local queue = call.kinds[ARGV[call.at + 3 * n - 2]].line.queue
-            call.coming[queue] = (call.coming[queue] or 0) + 1
+            local queue = kinds[ARGV[at + 3 * n - 2]].line.queue
+            coming[queue] = (coming[queue] or 0) + 1
         end
     end
     call.n_new = call.total - #refused
@@ -43,14 +46,19 @@ end
 -- Write the records of those that are new.  With `first`, the meta of each ends with its number, counted from there.
 local function write_new(call, first)
     local seq = redis.call('INCRBY', base .. 'seq', call.n_new) - call.n_new
+    local kinds, ids, at = call.kinds, call.ids, call.at
     local records = {}
-    for n, id in ipairs(call.ids) do
+    for n = 1, call.total do
+        local id = ids[n]
         if id then
-            local kind = call.kinds[ARGV[call.at + 3 * n - 2]]
-            local meta = first and kind.meta .. (first + n - 1) .. '}\n' or kind.meta
+            local kind = kinds[ARGV[at + 3 * n - 2]]
             seq = seq + 1
             records[#records + 1] = id
-            records[#records + 1] = kind.head .. whole(seq) .. meta .. ARGV[call.at + 3 * n]
+            if first then
+                records[#records + 1] = kind.head .. whole(seq) .. kind.meta .. (first + n - 1) .. '}\n' .. ARGV[at + 3 * n]
+            else
+                records[#records + 1] = kind.head .. whole(seq) .. kind.meta .. ARGV[at + 3 * n]
+            end
             local entries = kind.line.entries
             entries[#entries + 1] = id
             if #records == CHUNK then
