@@ -137,7 +137,7 @@ class RedisServer:
         return reply
 
     def info(self, section: str) -> dict[str, str]:
-        """Asked once more where the connection was cut: sentinels do that to a server that changes its part."""
+        """Asked once more where the connection was cut: sentinels do that to one that changes its part."""
         try:
             text = self.ask("INFO", section)
         except ConnectionRefusedError:
