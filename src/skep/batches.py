@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
 from datetime import datetime
+from functools import partial
 from itertools import chain, islice
 from typing import Any, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack
 
@@ -19,7 +20,7 @@ from skep.errors import BadSetting, UnknownBatch
 from skep.handle import FIRST_LOOK, LAST_LOOK, seconds_to_wait
 from skep.job import Job, derive_id, new_id
 from skep.operations import Batches
-from skep.producer import MOST_PER_PUT, Producer, surely
+from skep.producer import MOST_PER_PUT, Producer, Puts, surely
 from skep.signature import Provided, decoder_for
 from skep.task import Call, Task
 
@@ -125,7 +126,7 @@ def callback_job(callback: Callback | None, batch: str, when: str) -> Job | None
 
 
 class Stream:
-    """Puts members piece by piece, so that any number of them needs the memory of one piece.
+    """Puts members piece by piece, so that any number of them needs the memory of one piece, or of two.
 
     Each piece has a token, so a piece whose answer was lost is repeated without making second jobs.
     """
@@ -144,6 +145,7 @@ class Stream:
         self._before = before
         self._stream = plan.batch.id if plan.chosen else new_id()
         self._pieces = 0
+        self._puts = Puts[None]()
         self._number = number
         self.opened = opened
 
@@ -162,9 +164,17 @@ class Stream:
         return self._number - 1
 
     async def put(self, jobs: list[Job], *, seal: bool = False) -> None:
-        """The first piece opens the batch; with `seal` it is also the last, all in one step."""
-        engine = await self._producer.ready()
+        """The first piece opens the batch; with `seal` it is also the last, all in one step.
+
+        A piece that could not be put is kept here, and put before the next.
+        """
         token = derive_id("batch", self._stream, self._pieces)
+        self._pieces += 1
+        ahead = self._producer.ahead if self.opened else 0
+        await self._puts.make(partial(self._put, jobs, seal, token), ahead=ahead)
+
+    async def _put(self, jobs: list[Job], seal: bool, token: str) -> None:
+        engine = await self._producer.ready()
         if not self.opened:
             if self._before is not None:
                 await self._before()
@@ -172,16 +182,18 @@ class Stream:
             self.opened = True
         elif jobs:  # and not put_batch: a batch that was deleted meanwhile must not come back
             await surely(lambda: engine.put(jobs, token=token))
-        self._pieces += 1
 
-    async def finish(self, jobs: list[Job]) -> None:
-        """Put the last piece and seal."""
-        if not self.opened:
-            await self.put(jobs, seal=True)
-            return
-        await self.put(jobs)
-        engine = await self._producer.ready()
-        await surely(lambda: engine.seal(self.batch.id))
+    async def finish(self, jobs: list[Job], *, seal: bool) -> None:
+        """Put the last piece, and seal."""
+        in_one_step = seal and not self.opened and not self._puts
+        await self.put(jobs, seal=in_one_step)
+        await self._puts.end()
+        if seal and not in_one_step:
+            engine = await self._producer.ready()
+            await surely(lambda: engine.seal(self.batch.id))
+
+    async def abandon(self) -> None:
+        await self._puts.stop()
 
 
 class NewBatch:
@@ -219,7 +231,7 @@ class NewBatch:
         members = (stream.member(job) for job in self._calls)
         first = list(islice(members, IN_ONE_STEP + 1))
         if len(first) <= IN_ONE_STEP:
-            await stream.put(first, seal=self._seal)
+            await stream.finish(first, seal=self._seal)
         else:
             await _stream_all(stream, chain(first, members), seal=self._seal)
         self._is_put = True
@@ -254,17 +266,19 @@ class NewBatch:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         assert isinstance(self._writer, BatchWriter)
-        if kind is None:
-            self._writer.close(seal=self._seal)
+        self._writer.close(whole=kind is None, seal=self._seal)
 
 
 async def _stream_all(stream: Stream, members: Iterator[Job], *, seal: bool) -> None:
     piece: list[Job] = []
-    while following := list(islice(members, MOST_PER_PUT)):
-        if piece:
-            await stream.put(piece)
-        piece = following
-    await (stream.finish(piece) if seal else stream.put(piece))
+    try:
+        while following := list(islice(members, MOST_PER_PUT)):
+            if piece:
+                await stream.put(piece)
+            piece = following
+        await stream.finish(piece, seal=seal)
+    finally:
+        await stream.abandon()  # what makes the members has failed
 
 
 # --- filling -----------------------------------------------------------------------------
@@ -332,7 +346,7 @@ class AsyncBatchWriter:
         """Have the batch there, with what was added so far: others may look at it, and be nested in it."""
         async with self._putting:
             if not self._stream.opened:
-                await self._put_piece()
+                await self._stream.put(self._piece())
 
     @property
     def is_full(self) -> bool:
@@ -342,28 +356,23 @@ class AsyncBatchWriter:
         if self.is_full:
             async with self._putting:
                 while self.is_full:
-                    await self._put_piece()
+                    await self._stream.put(self._piece())
 
     async def close(self, *, whole: bool, seal: bool) -> None:
-        if not whole:
-            return
         async with self._putting:
-            while len(self._waiting) > MOST_PER_PUT:
-                await self._put_piece()
-            piece = self._piece()
-            await (self._stream.finish(piece) if seal else self._stream.put(piece))
-            self._drop(piece)
-
-    async def _put_piece(self) -> None:
-        piece = self._piece()
-        await self._stream.put(piece)
-        self._drop(piece)  # not earlier: what could not be put is put with the next
+            try:
+                if whole:
+                    while len(self._waiting) > MOST_PER_PUT:
+                        await self._stream.put(self._piece())
+                    await self._stream.finish(self._piece(), seal=seal)
+            finally:
+                await self._stream.abandon()
 
     def _piece(self) -> wire.Piece:
-        return wire.Piece(self._waiting[:MOST_PER_PUT], self._bodies[:MOST_PER_PUT])
-
-    def _drop(self, piece: wire.Piece) -> None:
+        """The next piece, which is the stream's from now on."""
+        piece = wire.Piece(self._waiting[:MOST_PER_PUT], self._bodies[:MOST_PER_PUT])
         del self._waiting[: len(piece)], self._bodies[: len(piece)]
+        return piece
 
 
 class BatchWriter:
@@ -402,8 +411,8 @@ class BatchWriter:
     def open(self) -> None:
         self._producer.wait(self._writer.open())
 
-    def close(self, *, seal: bool) -> None:
-        self._producer.wait(self._writer.close(whole=True, seal=seal))
+    def close(self, *, whole: bool, seal: bool) -> None:
+        self._producer.wait(self._writer.close(whole=whole, seal=seal))
 
 
 # --- looking -----------------------------------------------------------------------------

@@ -10,9 +10,10 @@ import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from itertools import islice
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from skep.address import Address, masked
 from skep.broker import Durability, Engine, Receipt, Remote, Transactional
@@ -75,6 +76,51 @@ class Coalescer:
         else:
             for (_, future), receipt in zip(bundle, receipts, strict=True):
                 _answer(future, receipt)
+
+
+class Puts(Generic[T]):
+    """What one caller puts, piece after piece.  A piece that was not acknowledged is kept, and put again."""
+
+    def __init__(self) -> None:
+        self._left: deque[Callable[[], Coroutine[Any, Any, T]]] = deque()
+        self._under_way: deque[asyncio.Task[T]] = deque()  # the first of those
+
+    def __bool__(self) -> bool:
+        return bool(self._left)
+
+    async def make(self, put: Callable[[], Coroutine[Any, Any, T]], *, ahead: int) -> list[T]:
+        """Put what is left and this; of so many the answers are not waited for."""
+        self._left.append(put)
+        return await self._answers(ahead)
+
+    async def end(self) -> list[T]:
+        """Until everything is answered."""
+        return await self._answers(0)
+
+    async def stop(self) -> None:
+        """Wait for no more answers."""
+        for put in self._under_way:
+            put.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+        self._under_way.clear()
+
+    async def _answers(self, ahead: int) -> list[T]:
+        answers: list[T] = []
+        try:
+            self._send(ahead + 1)
+            while len(self._left) > ahead:
+                answers.append(await self._under_way[0])
+                self._under_way.popleft()
+                self._left.popleft()
+                self._send(ahead + 1)
+        except BaseException:
+            await self.stop()
+            raise
+        return answers
+
+    def _send(self, most: int) -> None:
+        for put in islice(self._left, len(self._under_way), most):
+            self._under_way.append(asyncio.create_task(put()))
 
 
 def bundles(jobs: Iterable[Job]) -> Iterator[list[Job]]:
@@ -268,22 +314,24 @@ class Producer:
             raise BadSetting(f"{masked(self.url)} has no transactions to join: leave tx= out")
         return engine
 
+    @property
+    def ahead(self) -> int:
+        """How many puts may be on their way behind the first: one, where the engine keeps their order."""
+        return 1 if self._in_order else 0
+
     async def aput_many(self, jobs: Iterable[Job]) -> list[Receipt]:
         """In bundles.  Where the engine keeps their order, the next is made ready while the last is put."""
         await self.ready()
         receipts: list[Receipt] = []
-        under_way: deque[asyncio.Task[list[Receipt]]] = deque()
+        puts = Puts[list[Receipt]]()
         try:
             for bundle in bundles(jobs):
-                under_way.append(asyncio.create_task(self._put(bundle)))
-                if not self._in_order or len(under_way) > 1:
-                    receipts += await under_way.popleft()
-            while under_way:
-                receipts += await under_way.popleft()
+                for answer in await puts.make(partial(self._put, bundle), ahead=self.ahead):
+                    receipts += answer
+            for answer in await puts.end():
+                receipts += answer
         finally:
-            for left in under_way:  # one before them has failed, or nobody waits any more
-                left.cancel()
-            await asyncio.gather(*under_way, return_exceptions=True)
+            await puts.stop()  # what makes the jobs has failed
         return receipts
 
     async def _put(self, jobs: list[Job]) -> list[Receipt]:

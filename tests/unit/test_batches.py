@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
@@ -31,7 +31,7 @@ from skep.batch import callback_id
 from skep.batches import BatchHandle, NewBatch
 from skep.broker import Receipt
 from skep.brokers.memory import MemoryBroker
-from skep.errors import BadName, BadSetting, BatchSealed, OutcomeUnknown, UnknownBatch
+from skep.errors import BadName, BadSetting, BatchSealed, EngineUnavailable, OutcomeUnknown, UnknownBatch
 from skep.job import Job as Envelope
 from skep.job import derive_id
 from skep.loading import load_app
@@ -503,6 +503,94 @@ async def test_a_piece_that_could_not_be_put_goes_with_the_next(shop: Shop, engi
         with pytest.raises(OutcomeUnknown):
             await b.add(shop.square, 999)
     assert (await status_of(b.handle)).total == 1000
+
+
+class Overlapping(Counting):
+    """Keeps the order of what is on its way together; of the pieces named in `refuse` it takes none."""
+
+    remote = in_order = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_once = self.most_at_once = 0
+        self.refuse: set[int] = set()
+
+    async def put(self, jobs: Sequence[Envelope], *, token: str | None = None) -> list[Receipt]:
+        self.at_once += 1
+        self.most_at_once = max(self.at_once, self.most_at_once)
+        try:
+            await asyncio.sleep(0)
+            if jobs[0].member // 1000 in self.refuse:
+                raise EngineUnavailable("memory://")
+            return await super().put(jobs, token=token)
+        finally:
+            self.at_once -= 1
+
+
+@pytest.fixture
+def overlapping(shop: Shop) -> Overlapping:
+    engine = Overlapping()
+    shop.app._engine = engine
+    return engine
+
+
+async def test_two_pieces_are_on_their_way_where_the_engine_keeps_their_order(
+    shop: Shop, overlapping: Overlapping
+) -> None:
+    """S3.17: and no more, whatever their number."""
+    async with shop.app.batch() as b:
+        await b.add_many(shop.square.many(range(6500)))
+    status = await status_of(b.handle)
+    assert (status.sealed, status.total, overlapping.most_at_once) == (True, 6500, 2)
+    assert overlapping.pieces == [1000] * 6 + [500]
+
+
+@pytest.mark.parametrize("refused", [{1}, {2}, {3}, {1, 2}, {2, 3}, {1, 2, 3, 4}])
+async def test_of_pieces_on_their_way_together_those_that_failed_are_put_again(
+    shop: Shop, overlapping: Overlapping, refused: set[int]
+) -> None:
+    overlapping.refuse = refused
+    failures = 0
+    async with shop.app.batch() as b:
+        for n in range(5500):
+            try:
+                await b.add(shop.square, n)
+            except EngineUnavailable:
+                failures += 1
+        overlapping.refuse = set()
+    status = await status_of(b.handle)
+    assert failures > 0
+    assert (status.sealed, status.total) == (True, 5500)
+    numbers = [member.member async for member in b.handle.amembers()]
+    assert numbers == list(range(5500))
+
+
+async def test_who_stops_filling_leaves_nothing_on_its_way(shop: Shop, overlapping: Overlapping) -> None:
+    with pytest.raises(Broken):
+        await fill_and_break(shop.app.batch(), shop.square.many(range(3500)))
+    assert overlapping.at_once == 0
+
+    def broken() -> Iterator[Envelope]:
+        yield from shop.square.many(range(12_500))
+        raise Broken
+
+    with pytest.raises(Broken):
+        await shop.app.batch(broken())
+    assert overlapping.at_once == 0
+
+
+async def test_a_batch_that_could_not_be_opened_is_opened_with_the_piece_it_had(
+    shop: Shop, engine: Counting
+) -> None:
+    """Later members are not taken for those of the piece whose answer was lost."""
+    async with shop.app.batch() as b:
+        b.add(shop.square, 1)
+        engine.lose = 4
+        with pytest.raises(OutcomeUnknown):
+            await b.open()
+        b.add(shop.square, 2)
+    status = await status_of(b.handle)
+    assert (status.sealed, status.total) == (True, 2)
 
 
 async def test_a_stream_into_a_batch_that_was_deleted_is_refused(shop: Shop) -> None:
