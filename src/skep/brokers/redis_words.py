@@ -164,17 +164,23 @@ class Kinds:
         self._known: dict[tuple[str, str, int, int], tuple[Argument, ...]] = {}
 
     def arguments(self, jobs: Sequence[Job], batch: str | None = None) -> list[Argument]:
+        """What read_call() in plain.lua takes."""
         numbers: dict[tuple[str, str, int, int], int] = {}
+        last: tuple[str, str, int, int] | None = None
         kinds: list[Argument] = []
+        runs: list[int] = []
         told: list[Argument] = []
         for job, body in zip(jobs, wire.encode_all(jobs), strict=True):
             kind = (job.task, job.queue, job.priority, job.max_crashes)
-            number = numbers.get(kind)
-            if number is None:
-                number = numbers[kind] = len(numbers) + 1
-                kinds += self._told(kind) if batch is None else _told_of_members(kind, batch)
-            told += (number, job.id, body)
-        return [len(numbers), *kinds, len(jobs), *told]
+            if kind != last:
+                if kind not in numbers:
+                    numbers[kind] = len(numbers) + 1
+                    kinds += self._told(kind) if batch is None else _told_of_members(kind, batch)
+                runs += (numbers[kind], 0)
+                last = kind
+            runs[-1] += 1
+            told += (job.id, body)
+        return [len(numbers), *kinds, len(runs) // 2, *runs, *told]
 
     def _told(self, kind: tuple[str, str, int, int]) -> tuple[Argument, ...]:
         found = self._known.get(kind)

@@ -1,73 +1,89 @@
 -- Jobs that have nothing special, perhaps but for a batch: what put_plain.lua and put_members.lua have in common.
 
 -- The jobs of a call.  From ARGV[at] on: how many kinds; of each its queue, its priority, its head (flag and task), its
--- meta; then how many jobs; of each the number of its kind, its id, its body.
+-- meta; then how many runs of jobs of one kind; of each the number of its kind and how many; then of each job its id and
+-- its body.
 local function read_call(at)
-    local call = {kinds = {}, lines = {}, ids = {}, coming = {}}
+    local call = {kinds = {}, lines = {}, runs = {}, ids = {}, coming = {}}
     for k = 1, tonumber(ARGV[at]) do
         local queue, priority = ARGV[at + 1], ARGV[at + 2]
         local name = of_queue(queue, 'line:' .. priority)
         -- Kinds of one queue and one priority stand in one line, in the order of the call.
         call.lines[name] = call.lines[name]
             or {queue = queue, priority = priority, void = of_queue(queue, 'void:' .. priority), entries = {}}
-        call.kinds[tostring(k)] = {  -- as the jobs name it
+        call.kinds[k] = {
             line = call.lines[name], head = ARGV[at + 3] .. '\n' .. whole(now) .. '\n', meta = ARGV[at + 4],
         }
         at = at + 4
     end
     at = at + 1
-    call.at, call.total = at, tonumber(ARGV[at])
+    local total = 0
+    for r = 1, tonumber(ARGV[at]) do
+        local n = tonumber(ARGV[at + 2])
+        call.runs[r] = {kind = call.kinds[tonumber(ARGV[at + 1])], first = total + 1, last = total + n}
+        total = total + n
+        at = at + 2
+    end
+    call.at, call.total = at, total
     local ids = call.ids
-    for n = 1, call.total do
-        ids[n] = ARGV[at + 3 * n - 1]
+    for n = 1, total do
+        ids[n] = ARGV[at + 2 * n - 1]
     end
     return call
 end
 
 -- Leave those out whose ids are taken, and all of them if the call is `repeated`; gives their numbers.
 local function leave_out(call, repeated)
-    local refused, seen = {}, {}
-    local kinds, ids, coming, at = call.kinds, call.ids, call.coming, call.at
+    local refused, seen, ids = {}, {}, call.ids
     local taken = ids_in_use(ids)
-    for n, id in ipairs(ids) do
-        if repeated or taken[id] or seen[id] then
-            refused[#refused + 1] = n
-            ids[n] = false
-        else
-            seen[id] = true
-            local queue = kinds[ARGV[at + 3 * n - 2]].line.queue
-            coming[queue] = (coming[queue] or 0) + 1
+    for _, run in ipairs(call.runs) do
+        local n_new = 0
+        for n = run.first, run.last do
+            local id = ids[n]
+            if repeated or taken[id] or seen[id] then
+                refused[#refused + 1] = n
+                ids[n] = false
+            else
+                seen[id] = true
+                n_new = n_new + 1
+            end
+        end
+        if n_new > 0 then
+            local queue = run.kind.line.queue
+            call.coming[queue] = (call.coming[queue] or 0) + n_new
         end
     end
     call.n_new = call.total - #refused
     return refused
 end
 
--- Write the records of those that are new.  With `first`, the meta of each ends with its number, counted from there.
-local function write_new(call, first)
+-- Write the records of those that are new.  With `number`, the meta of each ends with its own, counted from there.
+local function write_new(call, number)
     local seq = redis.call('INCRBY', base .. 'seq', call.n_new) - call.n_new
-    local kinds, ids, at = call.kinds, call.ids, call.at
-    local records = {}
-    for n = 1, call.total do
-        local id = ids[n]
-        if id then
-            local kind = kinds[ARGV[at + 3 * n - 2]]
-            seq = seq + 1
-            records[#records + 1] = id
-            if first then
-                records[#records + 1] = kind.head .. whole(seq) .. kind.meta .. (first + n - 1) .. '}\n' .. ARGV[at + 3 * n]
-            else
-                records[#records + 1] = kind.head .. whole(seq) .. kind.meta .. ARGV[at + 3 * n]
-            end
-            local entries = kind.line.entries
-            entries[#entries + 1] = id
-            if #records == CHUNK then
-                redis.call('HSET', JOBS, unpack(records))
-                records = {}
+    local ids, at = call.ids, call.at
+    local records, filled = {}, 0
+    for _, run in ipairs(call.runs) do
+        local head, meta, entries = run.kind.head, run.kind.meta, run.kind.line.entries
+        for n = run.first, run.last do
+            local id = ids[n]
+            if id then
+                seq = seq + 1
+                entries[#entries + 1] = id
+                records[filled + 1] = id
+                if number then
+                    records[filled + 2] = head .. whole(seq) .. meta .. (number + n - 1) .. '}\n' .. ARGV[at + 2 * n]
+                else
+                    records[filled + 2] = head .. whole(seq) .. meta .. ARGV[at + 2 * n]
+                end
+                filled = filled + 2
+                if filled == CHUNK then
+                    redis.call('HSET', JOBS, unpack(records))
+                    records, filled = {}, 0
+                end
             end
         end
     end
-    if #records > 0 then
+    if filled > 0 then
         redis.call('HSET', JOBS, unpack(records))
     end
 end
