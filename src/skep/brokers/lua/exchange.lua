@@ -48,64 +48,59 @@ local function forget_plain(queue, ids)
     end
 end
 
--- Runs of one bundle differ only by their fences: what comes after these in the last of them, and which bundle it is.
-local tail, bundle_of_tail = '', nil
-
--- Is this the run of such a lease, and nothing special about its job?
-local function ends_plainly(run, fence)
-    if run == 'P' .. fence .. tail then
-        return true
+-- Leases that end with nothing to keep or to do but a step of their batch, if they have one.  Those of one bundle and one
+-- batch are of one sort: their runs differ only in their fences.  Gives the sort, or nil if there is more to the job.
+local function sort_of(sorts, run, fence, id)
+    local flag = run:sub(1, 1)
+    if (flag ~= 'P' and flag ~= 'M') or run:find(fence .. '\n', 2, true) ~= 2 then
+        return nil
     end
-    if run:find('P' .. fence .. '\n', 1, true) ~= 1 then
-        return false
+    local tail = run:sub(#fence + 2)
+    local sort = sorts[flag .. tail]
+    if not sort then
+        sort = {flag = flag, tail = tail, bundle = tail:match('^\n(%d+)'), n = 0}
+        if flag == 'M' then
+            sort.batch, sort.born = made(id, redis.call('HGET', JOBS, id)).batch, tail:match('%.(%d+)\n')
+        end
+        sorts[flag .. tail] = sort
+        sorts[#sorts + 1] = sort
     end
-    tail = run:sub(#fence + 2)
-    bundle_of_tail = tail:match('%d+')
-    return true
-end
-
--- Members of batches that are done and leave nothing.  Those of one batch that were leased together have runs that differ
--- only in their fences; the batch steps once for all of them, where the last of them stands.
-local function note_member(members, run, fence, id, k)
-    local rest = run:sub(#fence + 2)
-    local same = members[rest]
-    if not same then
-        local record = redis.call('HGET', JOBS, id)
-        same = {n = 0, batch = made(id, record).batch, bundle = rest:match('^\n(%d+)'), born = rest:match('%.(%d+)\n')}
-        members[rest] = same
-        members[#members + 1] = same
-    end
-    same.n = same.n + 1
-    same.last = k
-    return same.bundle
+    return sort
 end
 
 local function settle_group()
     local queue, n = argument(), tonumber(argument())
     local running = of_queue(queue, 'running')
-    local gone, n_gone, leaving = {}, 0, {}
-    local members, others = {}, {}
+    local gone, n_gone, others = {}, 0, {}
+    local sorts, sort = {}, nil
     for first = 1, n, CHUNK do
         local last = math.min(first + CHUNK - 1, n)
         local runs = redis.call('HMGET', running, unpack(ARGV, at + first, at + last))
         for k = first, last do
             local run, fence = runs[k - first + 1], ARGV[at + n + k]
-            if run and not limited and ends_plainly(run, fence) then
+            if not sort or run ~= sort.flag .. fence .. sort.tail then
+                sort = run and not limited and sort_of(sorts, run, fence, ARGV[at + k])
+            end
+            if sort then
                 n_gone = n_gone + 1
                 gone[n_gone] = ARGV[at + k]
-                leaving[bundle_of_tail] = (leaving[bundle_of_tail] or 0) + 1
-            elseif run and not limited and run:find('M' .. fence .. '\n', 1, true) == 1 then
-                n_gone = n_gone + 1
-                gone[n_gone] = ARGV[at + k]
-                local bundle = note_member(members, run, fence, ARGV[at + k], k)
-                leaving[bundle] = (leaving[bundle] or 0) + 1
+                sort.n = sort.n + 1
+                sort.last = k
             else
                 others[#others + 1] = k
             end
         end
     end
     forget_plain(queue, gone)
+    local leaving, members = {}, {}
+    for _, each in ipairs(sorts) do
+        leaving[each.bundle] = (leaving[each.bundle] or 0) + each.n
+        if each.batch then
+            members[#members + 1] = each
+        end
+    end
     leave_bundles(leaving)
+    -- A batch steps once for all of a sort, where the last of them stands.
     table.sort(members, function(one, other) return one.last < other.last end)
     local m = 1
     for _, k in ipairs(others) do
