@@ -562,6 +562,17 @@ async def test_durability_is_what_the_server_says() -> None:
             await engine.close()
 
 
+async def test_a_layout_of_a_later_version_is_refused(valkey_url: str, link: RedisLink, prefix: str) -> None:
+    """S1.18: and not misread.  Nothing is written to know that: this layout is the first."""
+    url = f"{valkey_url}?prefix={prefix}:"
+    await link.command("SET", f"{prefix}:layout", "2")
+    with pytest.raises(EngineError, match=r"has layout '2', and this skep knows 1.*another prefix"):
+        await make_engine(url).open()
+    await link.command("SET", f"{prefix}:layout", "1")
+    engine = await make_engine(url).open()
+    await engine.close()
+
+
 async def test_a_fence_is_never_given_twice_even_if_its_counter_is_lost(
     engine: RedisBroker, link: RedisLink, prefix: str
 ) -> None:

@@ -39,6 +39,7 @@ The key layout, whose only description this is.  PREFIX is `skep:`.
     PREFIXschedules               hash     name -> MessagePack of a schedule
     PREFIXsweepers                zset     who sweeps, by when each comes back
     PREFIXseq, PREFIXfence        string   the last numbers given to a put and to a lease
+    PREFIXlayout                  string   the number of this layout; 1 where there is none
 
 On a cluster PREFIX is `{skep}:`, so that everything is in one slot.  Where an app is spread over homes, that
 of home 3 is `{skep:3}:`, and each home also has
@@ -131,6 +132,7 @@ CLUSTER_PREFIX = "{skep}:"
 LOOKED_THROUGH = 2000  # jobs that one call of `find` looks at: about a millisecond of the server's time
 DROPPED_AT_ONCE = 10_000
 TAKEN_IN = 500  # jobs that are taken in through the door by one call
+_LAYOUT = b"1"
 _ROOM = 1 << 40  # where nobody gives a limit
 
 _scripts = load_scripts()
@@ -199,10 +201,20 @@ class RedisBroker:
             for server in servers:
                 check_safety(server, self._link.target.shown)
             self._durability = durability_of(servers, self._link.target.copies)
+            await self._check_layout()
         except BaseException:
             await self.close()
             raise
         return True
+
+    async def _check_layout(self) -> None:
+        found = await self._link.command("GET", f"{self._prefix}layout", reads=True)
+        if found is not None and found != _LAYOUT:
+            layout = ascii(found.decode(errors="replace"))
+            raise EngineError(
+                f"{self._link.target.shown}: what is under {self._prefix} has layout {layout}, and this skep "
+                f"knows {_LAYOUT.decode()}: a later version wrote it; install that one, or use another prefix"
+            )
 
     async def _check_alone(self) -> None:
         known = await self._link.command("HGET", f"{self._prefix}homes", "count", reads=True)
