@@ -19,7 +19,7 @@ import pytest_asyncio
 
 from skep.address import Address
 from skep.brokers.redis_connection import Connection, connect, pack
-from skep.brokers.redis_errors import AnswerLost, NotSent
+from skep.brokers.redis_errors import AnswerLost, NotSent, ServerError, explained
 from skep.brokers.redis_link import RedisLink, Refused, Script, target_of
 from skep.engines import open_engine
 from skep.errors import (
@@ -379,7 +379,7 @@ async def test_a_server_that_still_reads_its_data_is_unavailable(tmp_path: Path)
     server = RedisServer(tmp_path / "server", settings=slow)
     try:
         server.start()
-        server.ask("DEBUG", "POPULATE", 4000, "key", 100)
+        server.ask("EVAL", "for n = 1, 4000 do redis.call('SET', 'key' .. n, ('x'):rep(100)) end", 0)
         server.ask("SAVE")
         server.kill()
         server.start(until="LOADING")
@@ -388,6 +388,25 @@ async def test_a_server_that_still_reads_its_data_is_unavailable(tmp_path: Path)
                 await link.command("GET", "key1")
     finally:
         server.kill()
+
+
+@pytest.mark.parametrize(
+    ("inner", "kind", "words"),
+    [
+        ("@user_script:46: WRONGTYPE Operation against a key", EngineError, "holds something else"),
+        ("@user_script:210: @user_script: 210: -OOM command not allowed", StorageFull, "maxmemory"),
+        ("@user_script:7: SKEPSEALED b", Refused, "SKEPSEALED"),
+        ("@user_script:1: attempt to call a nil value", EngineError, "Error running script"),
+    ],
+)
+def test_an_error_inside_of_a_script_is_told_as_what_it_is(
+    inner: str, kind: type[Exception], words: str
+) -> None:
+    """Redis 6.2 says it with more words around it than those that came later."""
+    error = ServerError(f"ERR Error running script (call to f_9f2d): {inner}")
+    meant = explained(error, "redis://here")
+    assert type(meant) is kind
+    assert words in str(meant)
 
 
 async def test_a_server_with_too_many_clients_says_so() -> None:
@@ -421,7 +440,18 @@ async def test_a_password_is_needed_where_one_is_set() -> None:
 async def test_a_user_of_an_acl_may_do_what_the_acl_says() -> None:
     """S14."""
     with redis() as server:
-        server.ask("ACL", "SETUSER", "bee", "on", ">p@ss:word/", "~skep*", "&skep*", "+@all", "-config")
+        server.ask(
+            "ACL",
+            "SETUSER",
+            "bee",
+            "on",
+            ">p@ss:word/",
+            "~skep*",
+            "resetchannels",
+            "&skep*",
+            "+@all",
+            "-config",
+        )
         async with opened(link_to(f"redis://bee:p%40ss%3Aword%2F@127.0.0.1:{server.port}/0")) as link:
             assert await link.command("SET", "skep:1", "x") == b"OK"
             for command in (("SET", "other", "x"), ("CONFIG", "GET", "save")):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from skep.errors import (
     EngineError,
     EngineUnavailable,
@@ -10,11 +12,17 @@ from skep.errors import (
     StorageFull,
 )
 
+# Before Redis 7, an error of a command that a script called was wrapped in one of the script.
+_IN_A_SCRIPT = re.compile(
+    r"^ERR Error running script \(call to \w+\): (?:@user_script: ?\d+: )+-?(?=[A-Z]+ )"
+)
+
 
 class ServerError(Exception):
     """An error that the server answered: a code in capitals, and what it has to say."""
 
     def __init__(self, text: str) -> None:
+        text = _IN_A_SCRIPT.sub("", text)
         super().__init__(text)
         self.code, _, self.detail = text.partition(" ")
 

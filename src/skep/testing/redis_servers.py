@@ -27,6 +27,7 @@ STOPS_WITHIN = 10.0
 SETTLES_WITHIN = 60.0
 PAUSE = 0.01
 SLOTS = 16384
+TO_THE_BUS, LAST_PORT = 10_000, 65_535
 MASTER = "skep"  # what the sentinels call it
 
 
@@ -177,7 +178,6 @@ class RedisServer:
             "dir": self.folder,
             "unixsocket": self.folder / "socket",
             "daemonize": "no",
-            "enable-debug-command": "local",
         }
         if self._sentinel is None:
             settings |= {"save": '""', "appendonly": "no"}
@@ -243,17 +243,11 @@ class Cluster:
             "repl-diskless-sync-delay": 0,
         }
         self.masters, self.replicas = (
-            [
-                RedisServer(
-                    folder / f"{role}{n}",
-                    kind,
-                    durable=durable,
-                    settings=settings | {"cluster-port": free_port()},
-                )
-                for n in range(3)
-            ]
+            [RedisServer(folder / f"{role}{n}", kind, durable=durable, settings=settings) for n in range(3)]
             for role in ("master", "replica")
         )
+        for server in self.servers:
+            server.port = _port_of_a_node()
 
     @property
     def url(self) -> str:
@@ -272,8 +266,7 @@ class Cluster:
             master.ask("CLUSTER", "SET-CONFIG-EPOCH", n + 1)
         first_master = self.masters[0]
         for server in self.servers[1:]:
-            bus = server._settings["cluster-port"]
-            first_master.ask("CLUSTER", "MEET", "127.0.0.1", server.port, str(bus))
+            first_master.ask("CLUSTER", "MEET", "127.0.0.1", server.port)
         _until(lambda: all(self._knows(server, 6) for server in self.servers), "the nodes know one another")
         for master, replica in zip(self.masters, self.replicas, strict=True):
             replica.ask("CLUSTER", "REPLICATE", master.ask("CLUSTER", "MYID"))
@@ -301,6 +294,15 @@ class Cluster:
         replicas = [line for line in lines if "slave" in line.split()[2] and "fail" not in line]
         follows = replication["role"] == "master" or replication["master_link_status"] == "up"
         return "cluster_state:ok" in state and len(replicas) == 3 and follows
+
+
+def _port_of_a_node() -> int:
+    """One that is free with its bus, which is ten thousand above: before Redis 7 it cannot be elsewhere."""
+    while True:
+        if (port := free_port()) + TO_THE_BUS <= LAST_PORT:
+            with contextlib.suppress(OSError), socket.socket() as bus:
+                bus.bind(("127.0.0.1", port + TO_THE_BUS))
+                return port
 
 
 def _hosts(servers: list[RedisServer]) -> str:

@@ -19,7 +19,7 @@ if home == me then
 end
 local share, running = share_of(field)
 local spare = math.max(0, math.min(want - given, share - running))
-redis.call('HINCRBY', base .. 'rules', field, -spare)
+redis.call('HINCRBY', base .. 'rules', field, 0 - spare)  -- Redis 6.2 takes -0 for no number
 if given + spare > 0 then
     send(home, {kind = 'lend', field = field, name = name, n = given + spare})
 end
