@@ -153,11 +153,12 @@ class Stream:
     def batch(self) -> Batch:
         return self._plan.batch
 
-    def member(self, job: Job) -> Job:
-        """The job as the next member."""
-        member = self._plan.member(job, self._number)
-        self._number += 1
-        return member
+    def members(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        """The jobs as the next members."""
+        member = self._plan.member
+        for job in jobs:
+            yield member(job, self._number)
+            self._number += 1
 
     def take_number(self) -> int:
         self._number += 1
@@ -228,7 +229,7 @@ class NewBatch:
 
     async def aenqueue(self) -> BatchHandle:
         stream = self._stream()
-        members = (stream.member(job) for job in self._calls)
+        members = stream.members(self._calls)
         first = list(islice(members, IN_ONE_STEP + 1))
         if len(first) <= IN_ONE_STEP:
             await stream.finish(first, seal=self._seal)
@@ -321,21 +322,23 @@ class AsyncBatchWriter:
         return self.add_job(task.job(*args, **kwargs))
 
     def add_job(self, job: Job) -> Added:
-        return Added(self, self._gather(job))
+        self._gather((job,))
+        return Added(self, job.id)
 
     async def add_many(self, calls: Iterable[Job]) -> None:
         """`await b.add_many(task.many(…))`, in flat memory."""
-        for job in calls:
-            self._gather(job)
-            if len(self._waiting) >= MOST_PER_PUT:
-                await self.make_room()
+        left = iter(calls)
+        while self._gather(islice(left, max(1, MOST_PER_PUT - len(self._waiting)))):
+            await self.make_room()
 
-    def _gather(self, job: Job) -> str:
-        member = self._stream.member(job)
-        body = wire.encode(member)  # what is wrong with it is wrong here, and not with a piece of others
-        self._waiting.append(member)
-        self._bodies.append(body)
-        return member.id
+    def _gather(self, jobs: Iterable[Job]) -> int:
+        """What is wrong with one of them is wrong here, and not with a piece of others; gives how many."""
+        n = len(self._waiting)
+        for member in self._stream.members(jobs):
+            body = wire.encode(member)
+            self._waiting.append(member)
+            self._bodies.append(body)
+        return len(self._waiting) - n
 
     def batch(self, calls: Iterable[Job] = (), *, seal: bool = True, **said: Unpack[Said]) -> NewBatch:
         """A batch inside this one, made like `app.batch(…)`: this one ends after it."""
@@ -447,7 +450,7 @@ class BatchHandle:
         if status is None:
             raise UnknownBatch(self.id)
         stream = Stream(self._producer, Plan(batch=Batch(id=self.id)), number=status.total, opened=True)
-        await _stream_all(stream, (stream.member(job) for job in calls), seal=False)
+        await _stream_all(stream, stream.members(calls), seal=False)
 
     async def aseal(self) -> bool:
         """No more members will come: it may end.  False if it is sealed already."""

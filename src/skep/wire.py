@@ -69,7 +69,8 @@ _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Job)
 _loose_decoder = msgspec.json.Decoder(dict[str, Raw])
 _any_decoder = msgspec.json.Decoder()
-_good_names: set[tuple[str, str]] = set()
+_good_names: set[tuple[str, str, str | None]] = set()
+MOST_NAMES = 10_000  # that are remembered as good
 
 
 class Piece(list[Job]):
@@ -174,19 +175,19 @@ def check(job: Job) -> None:
 
     Names go into keys, subjects and shells of many kinds, so their letters are limited.
     """
-    names = (job.queue, job.task)
+    names = (job.queue, job.task, job.batch)
     if names not in _good_names:
-        check_queue(job.queue)
-        _match(TASK_NAME, "task", job.task, "1 to 200 characters, no white space, no control characters")
-        if len(_good_names) < 10_000:
-            _good_names.add(names)
+        _check_names(job)
+        if len(_good_names) >= MOST_NAMES:
+            _good_names.clear()
+        _good_names.add(names)
     # As JOB_ID, in half of its time: of ASCII, what is printable and no space is \x21 to \x7e.
     if not (0 < len(job.id) <= 128 and job.id.isascii() and job.id.isprintable() and " " not in job.id):
         raise BadName("job id", job.id, "1 to 128 visible ASCII characters, without spaces")
     if not _begins(job.args, b"[") or not (job.kwargs is _NO_KWARGS or _begins(job.kwargs, b"{")):
         raise BadSetting(f"job {job.id}: args must be a JSON array, and kwargs a JSON object")
-    if job.batch is not None or job.member:
-        _check_membership(job)
+    if job.member and not 0 <= job.member <= MOST_TIMES:
+        raise BadSetting(f"job {job.id}: member cannot be negative, nor above {MOST_TIMES:,}")
     if not _is_plain(job):
         _check_texts(job)
         _check_numbers(job)
@@ -209,12 +210,11 @@ def _begins(raw: Raw, bracket: bytes) -> bool:
     return memoryview(raw)[:1] == bracket  # and not bytes(raw): those would be a copy
 
 
-def _check_membership(job: Job) -> None:
-    """Members are many, and mostly plain in all other ways."""
+def _check_names(job: Job) -> None:
+    check_queue(job.queue)
+    _match(TASK_NAME, "task", job.task, "1 to 200 characters, no white space, no control characters")
     if job.batch is not None:
         _check_text_of("batch id", job.batch)
-    if not 0 <= job.member <= MOST_TIMES:
-        raise BadSetting(f"job {job.id}: member cannot be negative, nor above {MOST_TIMES:,}")
 
 
 def _check_texts(job: Job) -> None:

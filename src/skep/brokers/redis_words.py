@@ -57,6 +57,7 @@ _DONE = Done()
 _PARTS = "-- with: "
 _PLAIN, _MEMBER = ord("P"), ord("M")
 _NUMBER = b',"member":'  # comes last in what is written of a member
+_NOTHING_ALIKE = b"\n"  # with which no meta begins
 
 
 def load_scripts() -> dict[str, Script]:
@@ -429,10 +430,18 @@ def leases_from(answer: Row, queues: Iterable[str], until: datetime) -> list[Lea
     names = (queue for queue, n in zip(queues, per_queue[::3], strict=True) for _ in range(n))
     leases: list[Lease] = []
     put_before, put_at = b"", until
+    alike, batch = _NOTHING_ALIKE, None
     for number, (queue, job_id, record) in enumerate(zip(names, taken[::2], taken[1::2], strict=True)):
         head, put, _, meta, body = record.split(b"\n", 4)
         if put != put_before:  # jobs of one put share it
             put_before, put_at = put, from_us(int(put))
+        if head[0] == _PLAIN:
+            batch_id = None
+        elif meta.startswith(alike):
+            batch_id = batch
+        else:
+            batch_id = batch = _meta.decode(meta).batch
+            alike = _alike(meta)
         attempt, failures, crashes = counted.get(number, (1, 0, 0))
         leases.append(
             Lease(
@@ -446,25 +455,16 @@ def leases_from(answer: Row, queues: Iterable[str], until: datetime) -> list[Lea
                 crashes,
                 until,
                 put_at,
-                None if head[0] == _PLAIN else _batch_of(meta),
+                batch_id,
             )
         )
     return leases
 
 
-_batches: dict[bytes, str | None] = {}
-
-
-def _batch_of(meta: bytes) -> str | None:
-    """What members of one batch have in common, all but their numbers, is read once."""
+def _alike(meta: bytes) -> bytes:
+    """What this and the metas of other members of its batch begin with: all but their numbers."""
     alike, is_member, _ = meta.rpartition(_NUMBER)
-    if not is_member:
-        return _meta.decode(meta).batch
-    if alike not in _batches:
-        if len(_batches) >= MOST_NAMES:
-            _batches.clear()
-        _batches[alike] = _meta.decode(meta).batch
-    return _batches[alike]
+    return alike + is_member or _NOTHING_ALIKE
 
 
 def _named(head: bytes) -> str:
