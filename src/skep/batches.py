@@ -16,7 +16,7 @@ from skep import wire
 from skep.batch import BATCH_HEADER, Batch, BatchState, BatchStatus, Member, callback_id
 from skep.context import Job as RunningJob
 from skep.duration import Duration, milliseconds
-from skep.errors import BadSetting, UnknownBatch
+from skep.errors import BadSetting, SkepError, UnknownBatch
 from skep.handle import FIRST_LOOK, LAST_LOOK, seconds_to_wait
 from skep.job import Job, derive_id, new_id
 from skep.operations import Batches
@@ -155,10 +155,8 @@ class Stream:
 
     def members(self, jobs: Iterable[Job]) -> Iterator[Job]:
         """The jobs as the next members."""
-        member = self._plan.member
         for job in jobs:
-            yield member(job, self._number)
-            self._number += 1
+            yield self._plan.member(job, self.take_number())
 
     def take_number(self) -> int:
         self._number += 1
@@ -322,23 +320,33 @@ class AsyncBatchWriter:
         return self.add_job(task.job(*args, **kwargs))
 
     def add_job(self, job: Job) -> Added:
-        self._gather((job,))
+        self._gather(self._stream.members((job,)))
         return Added(self, job.id)
 
     async def add_many(self, calls: Iterable[Job]) -> None:
         """`await b.add_many(task.many(…))`, in flat memory."""
-        left = iter(calls)
+        left = self._stream.members(calls)
         while self._gather(islice(left, max(1, MOST_PER_PUT - len(self._waiting)))):
             await self.make_room()
 
-    def _gather(self, jobs: Iterable[Job]) -> int:
-        """What is wrong with one of them is wrong here, and not with a piece of others; gives how many."""
-        n = len(self._waiting)
-        for member in self._stream.members(jobs):
-            body = wire.encode(member)
-            self._waiting.append(member)
-            self._bodies.append(body)
-        return len(self._waiting) - n
+    def _gather(self, members: Iterator[Job]) -> int:
+        """Gives how many.  Where one cannot be made or stored, this raises, and those before it are in."""
+        made: list[Job] = []
+        try:
+            made.extend(members)
+        finally:
+            self._keep(made)
+        return len(made)
+
+    def _keep(self, members: list[Job]) -> None:
+        try:
+            self._bodies += wire.encode_all(members)
+        except SkepError:
+            for member in members:
+                self._bodies.append(wire.encode(member))
+                self._waiting.append(member)
+        else:
+            self._waiting += members
 
     def batch(self, calls: Iterable[Job] = (), *, seal: bool = True, **said: Unpack[Said]) -> NewBatch:
         """A batch inside this one, made like `app.batch(…)`: this one ends after it."""

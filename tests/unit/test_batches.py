@@ -31,7 +31,15 @@ from skep.batch import callback_id
 from skep.batches import BatchHandle, NewBatch
 from skep.broker import Receipt
 from skep.brokers.memory import MemoryBroker
-from skep.errors import BadName, BadSetting, BatchSealed, EngineUnavailable, OutcomeUnknown, UnknownBatch
+from skep.errors import (
+    BadName,
+    BadSetting,
+    BatchSealed,
+    EngineUnavailable,
+    OutcomeUnknown,
+    SkepError,
+    UnknownBatch,
+)
 from skep.job import Job as Envelope
 from skep.job import derive_id
 from skep.loading import load_app
@@ -503,6 +511,31 @@ async def test_a_piece_that_could_not_be_put_goes_with_the_next(shop: Shop, engi
         with pytest.raises(OutcomeUnknown):
             await b.add(shop.square, 999)
     assert (await status_of(b.handle)).total == 1000
+
+
+@pytest.mark.parametrize("wrong", ["cannot be made", "cannot be stored"])
+async def test_what_was_added_before_one_that_fails_is_in(shop: Shop, engine: Counting, wrong: str) -> None:
+    def calls() -> Iterator[Envelope]:
+        yield from shop.square.many(range(10))
+        if wrong == "cannot be made":
+            raise BadSetting("it is not to be")
+        yield Envelope(id="two words", task="x")
+        yield from shop.square.many(range(10, 20))
+
+    async with shop.app.batch() as b:
+        with pytest.raises(SkepError):
+            await b.add_many(calls())
+        await b.add_many(shop.square.many(range(20, 25)))
+    assert (await status_of(b.handle)).total == 15
+
+
+async def test_members_that_are_added_side_by_side_have_numbers_of_their_own(
+    shop: Shop, overlapping: Overlapping
+) -> None:
+    async with shop.app.batch() as b:
+        await asyncio.gather(*(b.add_many(shop.square.many(range(1500))) for _ in range(3)))
+    numbers = [member.member async for member in b.handle.amembers()]
+    assert numbers == list(range(4500))
 
 
 class Overlapping(Counting):

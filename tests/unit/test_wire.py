@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from msgspec.structs import replace
 
 from skep import wire
 from skep.duration import LONGEST_MS
-from skep.errors import BadName, BadSetting, BrokenPayload, NewerVersion, PayloadTooLarge
+from skep.errors import BadName, BadSetting, BrokenPayload, NewerVersion, PayloadTooLarge, SkepError
 from skep.job import Job, UniqueUntil
 from skep.strategy import Archive, Bury, Delete, Exponential, Fixed, Repeat, dead, exponential, repeat
 from skep.wire import Limits, decode, decode_args, encode
@@ -496,6 +497,53 @@ def test_a_long_number_is_found_wherever_it_stands(text: bytes, most: int) -> No
 def test_brackets_colons_and_digits_inside_strings_are_only_text() -> None:
     text = '[{"' * 5000 + ":" * 20_000 + "7" * 5000 + "\\"
     assert decode_args(decode(body(args=[text])).args) == [text]
+
+
+ODD: dict[str, dict[str, Any]] = {
+    "a queue with a space": {"queue": "a b"},
+    "an unknown queue": {"queue": "never-seen-before"},
+    "an id with a space": {"id": "a b"},
+    "no id": {"id": ""},
+    "a long id": {"id": "x" * 129},
+    "an id with an accent": {"id": "\u00e9"},
+    "a negative number": {"member": -1},
+    "a large number": {"member": 2**31},
+    "arguments that are no list": {"args": Raw(b'{"a":1}')},
+    "no arguments at all": {"args": Raw(b"")},
+    "keywords": {"kwargs": Raw(b'{"a":1}')},
+    "keywords that are no object": {"kwargs": Raw(b"[1]")},
+    "a backslash": {"args": Raw(b'["\\u00e9"]')},
+    "a lone surrogate": {"args": Raw(b'["\\ud800"]')},
+    "an accent": {"args": Raw('["\u00e9"]'.encode())},
+    "no UTF-8": {"args": Raw(b'["\xff"]')},
+    "much depth": {"args": Raw(b"[" * 100 + b"]" * 100)},
+    "much text": {"args": Raw(b'["' + b"x" * 5000 + b'"]')},
+    "too much text": {"args": Raw(b'["' + b"x" * 300_000 + b'"]')},
+    "a long number": {"args": Raw(b"[" + b"7" * 4400 + b"]")},
+    "a priority": {"priority": 5},
+    "too high a priority": {"priority": 101},
+    "a delay": {"delay_ms": 5},
+    "a unique key": {"unique": "k"},
+    "an unknown field": {"unknown": {"colour": Raw(b'"red"')}},
+    "a batch": {"batch": "b", "member": 7},
+    "an empty batch": {"batch": ""},
+}
+
+
+def encoded(encode: Callable[[], list[bytes]]) -> tuple[str, list[bytes]]:
+    try:
+        return "", encode()
+    except SkepError as error:
+        return f"{type(error).__name__}: {error}", []
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_many_are_encoded_as_each_of_them_would_be(odd: str) -> None:
+    plain = [a_job(id=f"job-{n}", args=raw([n])) for n in range(5)]
+    jobs = [*plain[:3], replace(plain[3], **ODD[odd]), plain[4]]
+    one_by_one = encoded(lambda: [encode(job) for job in jobs])
+    assert encoded(lambda: wire.encode_all(jobs)) == one_by_one
+    assert encoded(lambda: wire.encode_all(jobs)) == one_by_one  # also where the names are known by now
 
 
 def test_the_memory_of_good_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
