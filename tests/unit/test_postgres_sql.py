@@ -24,6 +24,8 @@ SESSION_STATE = re.compile(
     r"\b(pg_(?:try_)?advisory\w*|PREPARE\b(?!D)|CREATE\s+TEMP|DECLARE\s+\w+\s+CURSOR)", re.IGNORECASE
 )
 
+SCANLESS = re.compile(r"enable_seqscan = off(?!.*jit = off)")
+
 
 def without_comments(text: str) -> str:
     return re.sub(r"--.*", "", text)
@@ -40,7 +42,14 @@ def test_nothing_depends_on_a_session(name: str) -> None:
     assert SESSION_STATE.findall(without_comments(TEXTS[name])) == []
 
 
+@pytest.mark.parametrize("name", TEXTS)
+def test_what_is_forbidden_to_scan_is_forbidden_to_be_compiled(name: str) -> None:
+    """A scan that has to be made then costs ten thousand millions, and each such call is compiled anew."""
+    assert [line for line in TEXTS[name].splitlines() if SCANLESS.search(line)] == []
+
+
 def test_these_tests_can_fail() -> None:
+    assert SCANLESS.search("SET enable_seqscan = off AS $$")
     assert TOO_NEW.search("MERGE INTO t USING s")
     assert SESSION_STATE.search("SELECT pg_advisory_xact_lock(1)")
     assert not SESSION_STATE.search("SELECT gid FROM pg_prepared_xacts")

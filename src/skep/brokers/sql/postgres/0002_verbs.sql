@@ -1869,7 +1869,7 @@ END $$;
 
 -- Forget a batch and its waiting members; running ones finish.
 CREATE FUNCTION delete_batch(at bigint, of_batch text, dead_us bigint, cancelled_us bigint) RETURNS boolean
-LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     t terms := (moment(at), dead_us, cancelled_us);
     its_birth bigint;
@@ -1919,7 +1919,7 @@ END $$;
 -- Members of a batch with numbers after this one, in their order: those that have ended, live jobs and live nested batches.
 CREATE FUNCTION members(of_batch text, after integer, most integer)
 RETURNS TABLE (member integer, id text, state text, result bytea, reason text)
-LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     its_birth bigint := (SELECT b.born FROM batch AS b WHERE b.id = of_batch);
     enough integer := 0;  -- up to this number there are as many as are wanted, if there are so many

@@ -28,7 +28,7 @@ END $$;
 
 -- `put`, for connections of any kind: everything is in one text.  Gives what `put` gives.
 CREATE FUNCTION put_called(call text) RETURNS TABLE (n integer, there text)
-LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     c jsonb := call::jsonb;
     d jsonb := c->'drafts';
@@ -58,7 +58,7 @@ END $$;
 
 -- Settle one lease in a transaction that a job has written in; false if it is lost.
 CREATE FUNCTION settle_lent(at bigint, of_fence bigint, of_id text, outcome text, dead_us bigint, cancelled_us bigint)
-RETURNS boolean LANGUAGE sql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+RETURNS boolean LANGUAGE sql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
     SELECT cardinality(settle_all((moment(at), dead_us, cancelled_us)::terms, ARRAY[of_fence], ARRAY[of_id], ARRAY[outcome], false)) = 0
 $$;
 
