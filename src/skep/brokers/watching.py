@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 
 POLL = 0.005  # seconds between looks where the system does not tell
 FIRST_LOOK = 0.0002  # seconds after a write
-GROWTH = 1.4  # of the pause between looks: a commit is seen late by a third of the time it took
-LOOKS = 16  # the last one is a tenth of a second after the write
+GROWTH = 1.15  # of the pause between looks: a commit is seen late by a seventh of the time it took
+LOOKS = 31  # the last one is a tenth of a second after the write
 _IN_MODIFY = 0x2
 
 
