@@ -5,14 +5,33 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 
 POLL = 0.005  # seconds between looks where the system does not tell
 FIRST_LOOK = 0.0002  # seconds after a write
 GROWTH = 1.15  # of the pause between looks: a commit is seen late by a seventh of the time it took
 LOOKS = 31  # the last one is a tenth of a second after the write
 _IN_MODIFY = 0x2
+
+
+class FineTimer:
+    """A timer that the system keeps: those of event loops know no less than a millisecond."""
+
+    def __init__(self) -> None:
+        self.fd: int = _libc().timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self.fd < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+
+    def start(self, seconds: float) -> None:
+        """The descriptor can be read after that; what was started before is forgotten."""
+        whole, rest = divmod(round(seconds * 1e9), 1_000_000_000)
+        _libc().timerfd_settime(self.fd, 0, (ctypes.c_long * 4)(0, 0, whole, rest), None)
+
+    def stop(self) -> None:
+        self.start(0)
 
 
 class FileWatch:
@@ -30,31 +49,39 @@ class FileWatch:
         self._path = path
         self._fd: int | None = None
         self._file = 0  # the inode that is watched
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: FineTimer | None = None
+        self._poller: asyncio.TimerHandle | None = None
+        self._looks = 0
 
     def begin(self, look: Callable[[], bool]) -> None:
         self._loop = asyncio.get_running_loop()
         self._look = look
         self._renew()
-        if self._fd is not None:
+        if self._fd is not None and self._timer is not None:
             self._loop.add_reader(self._fd, self._written)
-            self._look_again(0)
+            self._loop.add_reader(self._timer.fd, self._time_is_up)
+            self._look_anew()
         else:
             self._poll()
 
     def rest(self) -> None:
         """Look no more; `begin` goes on, in this event loop or in another one."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._fd is not None:
+        if self._poller is not None:
+            self._poller.cancel()
+            self._poller = None
+        elif self._fd is not None and self._timer is not None:
             self._loop.remove_reader(self._fd)
+            self._loop.remove_reader(self._timer.fd)
+            self._timer.stop()
 
     def close(self) -> None:
         """Once it rests."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+        if self._timer is not None:
+            os.close(self._timer.fd)
+            self._timer = None
 
     def _renew(self) -> None:
         """The file may be another one by now: SQLite removes its log when the last one closes it."""
@@ -62,23 +89,34 @@ class FileWatch:
             if self._file != (file := os.stat(self._path).st_ino):
                 self.close()
                 self._fd = _watch(self._path)
+                self._timer = FineTimer()
                 self._file = file
 
     def _written(self) -> None:
         assert self._fd is not None
         with suppress(BlockingIOError):
             os.read(self._fd, 65536)
-        if self._timer is not None:
-            self._timer.cancel()
-        self._look_again(0)
+        self._look_anew()
 
-    def _look_again(self, looks: int) -> None:
-        if not self._look() and looks < LOOKS:
-            self._timer = self._loop.call_later(FIRST_LOOK * GROWTH**looks, self._look_again, looks + 1)
+    def _look_anew(self) -> None:
+        self._looks = 0
+        self._look_again()
+
+    def _time_is_up(self) -> None:
+        assert self._timer is not None
+        with suppress(BlockingIOError):  # it was started again meanwhile
+            os.read(self._timer.fd, 8)
+            self._look_again()
+
+    def _look_again(self) -> None:
+        assert self._timer is not None
+        if not self._look() and self._looks < LOOKS:
+            self._timer.start(FIRST_LOOK * GROWTH**self._looks)
+            self._looks += 1
 
     def _poll(self) -> None:
         self._look()
-        self._timer = self._loop.call_later(POLL, self._poll)
+        self._poller = self._loop.call_later(POLL, self._poll)
 
 
 class FileWatches:
@@ -112,8 +150,13 @@ class FileWatches:
         self._closed = False
 
 
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def _watch(path: str) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = _libc()
     fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if fd < 0:
         raise OSError(ctypes.get_errno(), "inotify_init1")
