@@ -16,7 +16,7 @@ import pytest_asyncio
 from click.testing import CliRunner
 
 from skep import App, wire
-from skep.batch import Batch
+from skep.batch import Batch, BatchState
 from skep.broker import Durability, Engine, Receipt, Renewal, Rule, RuleKind, Scope, Transactional, Watched
 from skep.brokers.postgres import PostgresBroker
 from skep.brokers.postgres_hints import AT_ONCE, NEWS_EVERY
@@ -571,6 +571,29 @@ async def test_the_last_to_sweep_before_something_is_due_comes_back_for_it(
     assert busy.again_in is not None
     assert busy.again_in >= timedelta(milliseconds=100)
     await engine.close()
+
+
+async def test_a_batch_that_was_overlooked_is_finished_by_a_sweep(
+    engine: PostgresBroker, schema: str, connection: asyncpg.Connection
+) -> None:
+    """I11: as a defect would leave it; and one that has a member left is not touched."""
+    called = a_job(id="called", chosen=True)
+    members = [a_job(batch="whole", member=n) for n in range(3)]
+    await engine.put_batch(Batch(id="whole", on_finished=called), members)
+    await engine.put_batch(Batch(id="waits"), [a_job(batch="waits", member=n) for n in range(3)])
+    await connection.execute(f"DELETE FROM {schema}.ready WHERE batch = 'whole'")
+    tally = "('whole', 2), ('whole', 1), ('waits', 2)"
+    await connection.execute(f"INSERT INTO {schema}.batch_tally VALUES {tally}")
+
+    async with asyncio.timeout(30):
+        while await engine.get("called") is None:
+            await engine.sweep()
+
+    whole, waits = await engine.batch("whole"), await engine.batch("waits")
+    assert whole is not None
+    assert (whole.state, whole.done) == (BatchState.SUCCESS, 3)
+    assert waits is not None
+    assert waits.state is BatchState.IN_PROGRESS
 
 
 async def test_one_who_leaves_something_undone_comes_back_at_once(postgres_url: str, schema: str) -> None:

@@ -1646,6 +1646,9 @@ BEGIN
     LOOP
         PERFORM remove_batch(t, b);
     END LOOP;
+    IF random() < 0.01 THEN  -- about once in a minute, whatever the size of the fleet
+        PERFORM finish_overlooked(t);
+    END IF;
     PERFORM add_up();
     PERFORM announce();
     now_us := t.now_us;
@@ -1656,6 +1659,32 @@ BEGIN
         (SELECT min(s.next_us) FROM schedule s WHERE NOT s.paused AND s.next_us > t.now_us));
     schedules_due := EXISTS (SELECT FROM schedule s WHERE NOT s.paused AND s.next_us <= t.now_us);
     RETURN NEXT;
+END $$;
+
+-- Whoever ends the last member of a batch finishes it, so nothing should be found here.  But if ever one is overlooked, it
+-- calls back late and not never.
+CREATE FUNCTION finish_overlooked(t terms) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    name text;
+    b batch;
+    n integer := 0;
+BEGIN
+    FOR name IN
+        SELECT o.id FROM batch AS o LEFT JOIN batch_tally AS y ON y.batch = o.id
+         WHERE o.sealed AND o.finished_us IS NULL
+         GROUP BY o.id HAVING coalesce(sum(y.n), 0) >= o.live
+    LOOP
+        PERFORM FROM batch WHERE id = name FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;  -- somebody is at it
+        PERFORM add_up_batch(name);
+        SELECT * INTO b FROM batch WHERE id = name;
+        IF b.sealed AND b.live = 0 AND b.finished_us IS NULL THEN
+            RAISE WARNING 'all members of batch % had ended and nobody finished it: tell the authors of skep', name;
+            PERFORM finish_batch(t, b);
+            n := n + 1;
+        END IF;
+    END LOOP;
+    RETURN n;
 END $$;
 
 -- Lock the batches of jobs that a sweep may end.
