@@ -523,36 +523,51 @@ class _Work:
         for queue, want in wants.items():
             self._promote(queue)
             while (room := want if limit is None else min(want, limit - len(leases))) > 0:
-                self._unhold(queue, room, rules)
+                let_go = self._unhold(queue, room, rules)
                 rows = self.run("line", queue=queue, most=room).fetchall()
-                taken = self._take(queue, rows, rules)
+                taken = self._take(queue, rows, rules, let_go)
                 leases += self._start(queue, taken, until_us, holder)
                 want -= len(taken)
                 if not rows:
                     break
         return leases
 
-    def _take(self, queue: str, rows: list[Any], rules: list[Rule]) -> list[Any]:
-        """All that was looked at leaves the line: it has expired, a rule holds it, or it is taken."""
+    def _take(self, queue: str, rows: list[Any], rules: list[Rule], let_go: set[int]) -> list[Any]:
+        """All that is looked at leaves the line: it has expired, a rule holds it, or it is taken.
+
+        Where one that was let go is not taken after all, we look no further: the next of those that its rule
+        holds may stand before the others.
+        """
+        taken, expired, held = [], [], []
+        counts: Counter[tuple[Scope, str]] = Counter()
+        looked_at = 0
+        for row in rows:
+            looked_at += 1
+            expires = row[11]
+            if expires is not None and expires <= self.now_us:
+                expired.append(row)
+            elif rules and (rule := self._kept_back(queue, row, rules, counts)):
+                held.append((row, rule))
+            else:
+                taken.append(row)
+                continue
+            if row[2] in let_go:
+                break
+        self._leave_line(queue, rows[:looked_at])
+        for row in expired:
+            self._expire(self._live(row[3]))
+        for (priority, pos, seq, *_), rule in held:
+            self.run(
+                "hold", queue=queue, scope=rule.scope, name=rule.name, priority=priority, pos=pos, seq=seq
+            )
+        return taken
+
+    def _leave_line(self, queue: str, rows: list[Any]) -> None:
         ranges: dict[int, list[int]] = {}
         for row in rows:
             ranges.setdefault(row[0], [row[1], row[1]])[1] = row[1]
         for priority, (first, last) in ranges.items():
             self.run("leave_line", queue=queue, priority=priority, first=first, last=last)
-        taken = []
-        counts: Counter[tuple[Scope, str]] = Counter()
-        for row in rows:
-            expires = row[11]
-            if expires is not None and expires <= self.now_us:
-                self._expire(self._live(row[3]))
-            elif rules and (rule := self._kept_back(queue, row, rules, counts)):
-                priority, pos, seq = row[:3]
-                self.run(
-                    "hold", queue=queue, scope=rule.scope, name=rule.name, priority=priority, pos=pos, seq=seq
-                )
-            else:
-                taken.append(row)
-        return taken
 
     def _kept_back(
         self, queue: str, row: Any, rules: list[Rule], counts: Counter[tuple[Scope, str]]
@@ -600,11 +615,12 @@ class _Work:
             self.woken.add(queue)
         return len(due)
 
-    def _unhold(self, queue: str, want: int, rules: list[Rule]) -> None:
+    def _unhold(self, queue: str, want: int, rules: list[Rule]) -> set[int]:
         """Let those stand in line again, in their old places, that their rule keeps back no more.
 
         Another rule may keep them back in turn: so this comes again before each further look at the line.
         """
+        let_go = set()
         for scope, name in self.run("held_groups", queue=queue).fetchall():
             mine = [rule for rule in rules if (rule.scope, rule.name) == (scope, name)]
             room = want
@@ -619,6 +635,8 @@ class _Work:
             for priority, pos, seq in first:
                 self.run("unhold", queue=queue, scope=scope, name=name, priority=priority, pos=pos)
                 self.run("stand", queue=queue, priority=priority, pos=pos, seq=seq)
+                let_go.add(seq)
+        return let_go
 
     def renew(self, leases: Sequence[Lease], span: timedelta) -> list[Renewal]:
         until_us = self.now_us + span_us(span)

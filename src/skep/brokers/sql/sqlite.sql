@@ -95,7 +95,17 @@ DELETE FROM unique_key WHERE (key, id) IN (
 INSERT INTO held (queue, scope, name, priority, pos, seq) VALUES (:queue, :scope, :name, :priority, :pos, :seq);
 
 -- name: held_groups
-SELECT DISTINCT scope, name FROM held WHERE queue = :queue;
+-- One step in the index for each, however many are held.
+WITH RECURSIVE grp (scope, name) AS (
+    SELECT * FROM (SELECT scope, name FROM held WHERE queue = :queue ORDER BY scope, name LIMIT 1)
+    UNION ALL
+    SELECT (SELECT h.scope FROM held AS h WHERE h.queue = :queue AND (h.scope, h.name) > (grp.scope, grp.name)
+             ORDER BY h.scope, h.name LIMIT 1),
+           (SELECT h.name FROM held AS h WHERE h.queue = :queue AND (h.scope, h.name) > (grp.scope, grp.name)
+             ORDER BY h.scope, h.name LIMIT 1)
+      FROM grp WHERE scope IS NOT NULL
+)
+SELECT scope, name FROM grp WHERE scope IS NOT NULL;
 
 -- name: held_first
 SELECT priority, pos, seq FROM held WHERE queue = :queue AND scope = :scope AND name = :name

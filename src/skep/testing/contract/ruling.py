@@ -469,6 +469,41 @@ class Ruling:
 
         assert await order(engine) == [second]
 
+    async def test_where_another_rule_keeps_back_what_a_limit_let_go_the_next_of_those_comes_first(
+        self, engine: Engine
+    ) -> None:
+        """T2, I15: before what was put later."""
+        await engine.add_rule(Rule(RuleKind.LIMIT, Scope.QUEUE, "default", 1))
+        await put_one(engine, task="tests.slow")
+        await put_one(engine, task="tests.slow")
+        waits = await put_one(engine)
+        [running] = await take(engine)
+        later = await put_one(engine)
+
+        await settle_one(engine, running, Release())
+        await engine.add_rule(Rule(RuleKind.PAUSE, Scope.TASK, "tests.slow"))
+
+        for job in (waits, later):
+            [lease] = await take(engine)
+            assert lease.id == job.id
+            await settle_one(engine, lease, Done())
+
+    async def test_where_what_a_limit_let_go_has_expired_the_next_of_those_comes_first(
+        self, engine: Engine, clock: FakeClock
+    ) -> None:
+        """T2, I15."""
+        await engine.add_rule(Rule(RuleKind.LIMIT, Scope.QUEUE, "default", 1))
+        await put_one(engine)
+        await put_one(engine, expires_in_ms=1000)
+        waits = await put_one(engine)
+        [running] = await take(engine)
+        await put_one(engine)
+
+        clock.advance("1s")
+        await settle_one(engine, running, Done())
+
+        assert [lease.id for lease in await take(engine)] == [waits.id]
+
     async def test_a_raised_limit_lets_more_go_in_their_old_order(self, engine: Engine) -> None:
         """T2, I15."""
         await engine.add_rule(Rule(RuleKind.LIMIT, Scope.KEY, "tenant-1", 1))
