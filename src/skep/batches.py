@@ -16,7 +16,7 @@ from skep import wire
 from skep.batch import BATCH_HEADER, Batch, BatchState, BatchStatus, Member, callback_id
 from skep.context import Job as RunningJob
 from skep.duration import Duration, milliseconds
-from skep.errors import BadSetting, SkepError, UnknownBatch
+from skep.errors import BadSetting, EngineClosed, SkepError, UnknownBatch
 from skep.handle import FIRST_LOOK, LAST_LOOK, seconds_to_wait
 from skep.job import Job, derive_id, new_id
 from skep.operations import Batches
@@ -172,7 +172,17 @@ class Stream:
         ahead = self._producer.ahead if self.opened else 0
         await self._puts.make(partial(self._put, jobs, seal, token), ahead=ahead)
 
+    async def open(self, first: Callable[[], list[Job]]) -> None:
+        """Put the first piece.  Where that is kept from an earlier try, no other one is made."""
+        await (self._puts.end() if self._puts else self.put(first()))
+
     async def _put(self, jobs: list[Job], seal: bool, token: str) -> None:
+        try:
+            await self._put_once(jobs, seal, token)
+        except EngineClosed:  # the app was closed meanwhile: using it again opens it again
+            await self._put_once(jobs, seal, token)
+
+    async def _put_once(self, jobs: list[Job], seal: bool, token: str) -> None:
         engine = await self._producer.ready()
         if not self.opened:
             if self._before is not None:
@@ -249,8 +259,11 @@ class NewBatch:
 
     async def __aenter__(self) -> AsyncBatchWriter:
         writer = self._writer = AsyncBatchWriter(self._producer, self._stream())
-        for job in self._calls:
-            await writer.add_job(job)
+        try:
+            await writer.add_many(self._calls)
+        except BaseException:
+            await writer.close(whole=False, seal=False)
+            raise
         return writer
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -259,8 +272,11 @@ class NewBatch:
 
     def __enter__(self) -> BatchWriter:
         writer = self._writer = BatchWriter(self._producer, self._stream())
-        for job in self._calls:
-            writer.add_job(job)
+        try:
+            writer.add_many(self._calls)
+        except BaseException:
+            writer.close(whole=False, seal=False)
+            raise
         return writer
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -330,7 +346,7 @@ class AsyncBatchWriter:
             await self.make_room()
 
     def _gather(self, members: Iterator[Job]) -> int:
-        """Gives how many.  Where one cannot be made or stored, this raises, and those before it are in."""
+        """Gives how many.  Where one cannot be made or stored, this raises, and all others are in."""
         made: list[Job] = []
         try:
             made.extend(members)
@@ -342,11 +358,22 @@ class AsyncBatchWriter:
         try:
             self._bodies += wire.encode_all(members)
         except SkepError:
-            for member in members:
-                self._bodies.append(wire.encode(member))
-                self._waiting.append(member)
+            if len(members) == 1:
+                raise
+            self._keep_each(members)
         else:
             self._waiting += members
+
+    def _keep_each(self, members: list[Job]) -> None:
+        """Also those behind one that is wrong: the iterator will not give them again."""
+        wrong: list[SkepError] = []
+        for member in members:
+            try:
+                self._keep([member])
+            except SkepError as error:
+                wrong.append(error)
+        if wrong:
+            raise wrong[0]
 
     def batch(self, calls: Iterable[Job] = (), *, seal: bool = True, **said: Unpack[Said]) -> NewBatch:
         """A batch inside this one, made like `app.batch(…)`: this one ends after it."""
@@ -357,7 +384,7 @@ class AsyncBatchWriter:
         """Have the batch there, with what was added so far: others may look at it, and be nested in it."""
         async with self._putting:
             if not self._stream.opened:
-                await self._stream.put(self._piece())
+                await self._stream.open(self._piece)
 
     @property
     def is_full(self) -> bool:

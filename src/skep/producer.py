@@ -83,7 +83,8 @@ class Puts(Generic[T]):
 
     def __init__(self) -> None:
         self._left: deque[Callable[[], Coroutine[Any, Any, T]]] = deque()
-        self._under_way: deque[asyncio.Task[T]] = deque()  # the first of those
+        self._under_way: deque[asyncio.Task[T]] = deque()  # the first of those, in this loop:
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def __bool__(self) -> bool:
         return bool(self._left)
@@ -99,13 +100,19 @@ class Puts(Generic[T]):
 
     async def stop(self) -> None:
         """Wait for no more answers."""
-        for put in self._under_way:
-            put.cancel()
-        await asyncio.gather(*self._under_way, return_exceptions=True)
-        self._under_way.clear()
+        under_way, self._under_way = self._under_way, deque()  # also if this is cancelled
+        if self._loop is asyncio.get_running_loop():
+            for put in under_way:
+                put.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
 
     async def _answers(self, ahead: int) -> list[T]:
         answers: list[T] = []
+        if self._loop is not (
+            loop := asyncio.get_running_loop()
+        ):  # the app was closed, and the old one with it
+            self._under_way.clear()
+            self._loop = loop
         try:
             self._send(ahead + 1)
             while len(self._left) > ahead:

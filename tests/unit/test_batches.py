@@ -513,8 +513,12 @@ async def test_a_piece_that_could_not_be_put_goes_with_the_next(shop: Shop, engi
     assert (await status_of(b.handle)).total == 1000
 
 
-@pytest.mark.parametrize("wrong", ["cannot be made", "cannot be stored"])
-async def test_what_was_added_before_one_that_fails_is_in(shop: Shop, engine: Counting, wrong: str) -> None:
+@pytest.mark.parametrize(("wrong", "total"), [("cannot be made", 15), ("cannot be stored", 25)])
+async def test_what_was_added_with_one_that_fails_is_in(
+    shop: Shop, engine: Counting, wrong: str, total: int
+) -> None:
+    """An iterator gives nothing twice, so what it gave before and after that one would be lost."""
+
     def calls() -> Iterator[Envelope]:
         yield from shop.square.many(range(10))
         if wrong == "cannot be made":
@@ -526,7 +530,7 @@ async def test_what_was_added_before_one_that_fails_is_in(shop: Shop, engine: Co
         with pytest.raises(SkepError):
             await b.add_many(calls())
         await b.add_many(shop.square.many(range(20, 25)))
-    assert (await status_of(b.handle)).total == 15
+    assert (await status_of(b.handle)).total == total
 
 
 async def test_members_that_are_added_side_by_side_have_numbers_of_their_own(
@@ -539,7 +543,7 @@ async def test_members_that_are_added_side_by_side_have_numbers_of_their_own(
 
 
 class Overlapping(Counting):
-    """Keeps the order of what is on its way together; of the pieces named in `refuse` it takes none."""
+    """Keeps the order of what is on its way together; of the pieces in `refuse` and `hang` it takes none."""
 
     remote = in_order = True
 
@@ -547,12 +551,15 @@ class Overlapping(Counting):
         super().__init__()
         self.at_once = self.most_at_once = 0
         self.refuse: set[int] = set()
+        self.hang: set[int] = set()
 
     async def put(self, jobs: Sequence[Envelope], *, token: str | None = None) -> list[Receipt]:
         self.at_once += 1
         self.most_at_once = max(self.at_once, self.most_at_once)
         try:
             await asyncio.sleep(0)
+            if jobs[0].member // 1000 in self.hang:
+                await asyncio.Event().wait()
             if jobs[0].member // 1000 in self.refuse:
                 raise EngineUnavailable("memory://")
             return await super().put(jobs, token=token)
@@ -599,6 +606,7 @@ async def test_of_pieces_on_their_way_together_those_that_failed_are_put_again(
 
 
 async def test_who_stops_filling_leaves_nothing_on_its_way(shop: Shop, overlapping: Overlapping) -> None:
+    overlapping.hang = {2}
     with pytest.raises(Broken):
         await fill_and_break(shop.app.batch(), shop.square.many(range(3500)))
     assert overlapping.at_once == 0
@@ -607,9 +615,89 @@ async def test_who_stops_filling_leaves_nothing_on_its_way(shop: Shop, overlappi
         yield from shop.square.many(range(12_500))
         raise Broken
 
+    overlapping.hang = {10}
     with pytest.raises(Broken):
         await shop.app.batch(broken())
     assert overlapping.at_once == 0
+
+
+async def test_a_second_cancellation_leaves_the_batch_to_be_filled(
+    shop: Shop, overlapping: Overlapping
+) -> None:
+    """While the first one is still waiting for the puts that it ends."""
+    slow = asyncio.Event()
+
+    async def put(jobs: Sequence[Envelope], *, token: str | None = None) -> list[Receipt]:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await slow.wait()  # as a driver that closes a connection
+            raise
+        return []
+
+    async with shop.app.batch() as b:
+        await b.add_many(shop.square.many(range(1000)))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(overlapping, "put", put)
+            adding = asyncio.create_task(b.add_many(shop.square.many(range(1000, 4000))))
+            for _ in range(3):  # one for each put, and one for who waits for their ends
+                await asyncio.sleep(0.01)
+                adding.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await adding
+            slow.set()
+        await b.add_many(shop.square.many(range(10)))
+    status = await status_of(b.handle)
+    assert status.sealed
+    assert status.total >= 1010
+
+
+async def test_calls_that_fail_on_the_way_in_leave_nothing_on_its_way(
+    shop: Shop, overlapping: Overlapping
+) -> None:
+    def broken() -> Iterator[Envelope]:
+        yield from shop.square.many(range(3500))
+        raise Broken
+
+    overlapping.hang = {2}
+    with pytest.raises(Broken):
+        async with shop.app.batch(broken()):
+            pytest.fail("the block must not begin")
+    assert overlapping.at_once == 0
+
+
+async def test_an_app_that_is_closed_in_the_middle_is_opened_again(valkey_url: str, prefix: str) -> None:
+    """A piece was on its way then, in a loop that is gone."""
+    app = App(f"{valkey_url}?prefix={prefix}:")
+
+    @app.task(name="square")
+    async def square(n: int) -> None: ...
+
+    def fill() -> str:
+        with app.batch() as b:
+            b.add_many(square.many(range(2000)))
+            app.close()
+            b.add_many(square.many(range(10)))
+        return b.id
+
+    status = await app.batches.aget(await asyncio.to_thread(fill))
+    assert status is not None
+    assert (status.sealed, status.total) == (True, 2010)
+    await app.aclose()
+
+
+async def test_a_second_try_to_open_makes_no_second_piece(shop: Shop, engine: Counting) -> None:
+    """Else the tokens of what follows would be others than those of an earlier run, and members put twice."""
+    for lose in (4, 0):
+        engine.lose = lose
+        async with shop.app.batch(batch_id="import:3") as b:
+            b.add(shop.square, 0)
+            if lose:
+                with pytest.raises(OutcomeUnknown):
+                    await b.open()
+            await b.open()
+            await b.add_many(shop.square.many(range(2000)))
+    assert (await status_of(b.handle)).total == 2001
 
 
 async def test_a_batch_that_could_not_be_opened_is_opened_with_the_piece_it_had(
