@@ -116,6 +116,31 @@ async def test_a_log_that_was_removed_and_made_anew_is_watched(log: Path) -> Non
         await asyncio.wait_for(looks.seen.wait(), WAIT)
 
 
+async def test_a_log_that_was_removed_and_has_a_new_one_of_its_number_is_watched(log: Path) -> None:
+    """As a fork leaves it, before which the last connection is closed; also in the middle of a wait."""
+    watches = FileWatches(str(log))
+    with watches.calling(Looks()):
+        pass
+    for in_a_wait in (False, True):
+        looks = Looks()
+        if not in_a_wait:
+            replace(log)
+        with watches.calling(looks):
+            if in_a_wait:
+                replace(log)
+            await looks_are_over(looks)
+            with log.open("ab") as file:
+                file.write(b"more")
+            looks.commit()
+            await asyncio.wait_for(looks.seen.wait(), WAIT)
+
+
+def replace(log: Path) -> None:
+    """File systems give the number of a removed file to the next, mostly; if not, this shows less."""
+    log.unlink()
+    log.write_bytes(b"new")
+
+
 async def looks_are_over(looks: Looks) -> None:
     """Until the looks have ended that follow a beginning or a write without a commit."""
     seen = -1

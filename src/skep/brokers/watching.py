@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,7 +15,7 @@ POLL = 0.005  # seconds between looks where the system does not tell
 FIRST_LOOK = 0.0002  # seconds after a write
 GROWTH = 1.15  # of the pause between looks: a commit is seen late by a seventh of the time it took
 LOOKS = 31  # the last one is a tenth of a second after the write
-_IN_MODIFY = 0x2
+_IN_MODIFY, _IN_IGNORED = 0x2, 0x8000
 
 
 class FineTimer:
@@ -85,18 +86,31 @@ class FileWatch:
 
     def _renew(self) -> None:
         """The file may be another one by now: SQLite removes its log when the last one closes it."""
+        if self._fd is not None and self._is_gone():
+            self.close()
         with suppress(OSError, AttributeError):
-            if self._file != (file := os.stat(self._path).st_ino):
+            file = os.stat(self._path).st_ino
+            if self._fd is None or self._timer is None or self._file != file:
                 self.close()
                 self._fd = _watch(self._path)
                 self._timer = FineTimer()
                 self._file = file
 
-    def _written(self) -> None:
+    def _is_gone(self) -> bool:
+        """The system says so.  The number of the file does not: a new one may have it by now."""
         assert self._fd is not None
+        told = b""
         with suppress(BlockingIOError):
-            os.read(self._fd, 65536)
-        self._look_anew()
+            told = os.read(self._fd, 65536)
+        return any(mask & _IN_IGNORED for _, mask, _, _ in struct.iter_unpack("iIII", told))
+
+    def _written(self) -> None:
+        if self._is_gone():
+            self.rest()
+            self.close()
+            self.begin(self._look)
+        else:
+            self._look_anew()
 
     def _look_anew(self) -> None:
         self._looks = 0
