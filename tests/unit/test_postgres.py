@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from typing import Any
 
@@ -525,69 +525,6 @@ async def test_an_idle_worker_starts_a_job_at_once(postgres_url: str, schema: st
 
 
 # --- the fleet ---------------------------------------------------------------------------
-
-
-class Sweepers:
-    """A fleet in the time of a clock that jumps from one sweep to the next."""
-
-    def __init__(self, engine: PostgresBroker, clock: FakeClock) -> None:
-        self._engine = engine
-        self._clock = clock
-        self._now = 0.0
-        self._back: dict[str, float] = {}
-
-    async def one(self, name: str) -> float:
-        """Sweeps now, and is told when to come back."""
-        again_in = (await self._engine.sweep(by=name)).again_in
-        assert again_in is not None
-        self._back[name] = self._now + again_in.total_seconds()
-        return again_in.total_seconds()
-
-    async def start(self, names: Iterable[str]) -> None:
-        """All that were there are gone, and these begin."""
-        self._back.clear()
-        for name in names:
-            await self.one(name)
-
-    async def pauses(self, seconds: float) -> list[float]:
-        """Between one sweep and the next."""
-        found = []
-        end = self._now + seconds
-        while (at := min(self._back.values())) < end:
-            found.append(at - self._now)
-            self._clock.advance(timedelta(seconds=at - self._now))
-            self._now = at
-            await self.one(min(self._back, key=self._back.__getitem__))
-        return found
-
-
-async def test_a_fleet_shares_the_sweeping_out(postgres_url: str, schema: str) -> None:
-    """S2.28, L2: alone one comes back after a second, many one after another."""
-    clock = FakeClock()
-    engine = await PostgresBroker(postgres_url, schema=schema, clock=clock).open()
-    fleet = Sweepers(engine, clock)
-    assert await fleet.one("first") == 1
-    await fleet.start(f"worker {n}" for n in range(100))
-    assert min(await fleet.pauses(10)) >= 0.3 - 1e-6  # at first they do not rely on one another
-    await fleet.pauses(70)
-    assert {round(pause, 6) for pause in await fleet.pauses(60)} == {0.6}
-    assert (await engine.sweep()).again_in is None  # one who will not come back is not counted
-    await engine.close()
-
-
-@pytest.mark.parametrize("workers", [1, 20, 100])
-async def test_a_fleet_that_is_started_anew_does_not_wait_for_the_old_one(
-    postgres_url: str, schema: str, workers: int
-) -> None:
-    """L2, F01: leases that were lost with the old one are found in time."""
-    clock = FakeClock()
-    engine = await PostgresBroker(postgres_url, schema=schema, clock=clock).open()
-    fleet = Sweepers(engine, clock)
-    await fleet.start(f"old {n}" for n in range(100))
-    await fleet.pauses(120)
-    await fleet.start(f"new {n}" for n in range(workers))
-    assert max(await fleet.pauses(150)) <= 1.6
-    await engine.close()
 
 
 async def test_the_last_to_sweep_before_something_is_due_comes_back_for_it(

@@ -139,23 +139,42 @@ for _, packed in ipairs(redis.call('HVALS', base .. 'schedules')) do
     end
 end
 
--- When `who`, which has just swept, should come back: after some seconds where it is alone, and in a fleet so much
--- later that all together sweep no more often than twice a second.  The last to come before something is to be done
--- comes back for that; if it does not, the next one finds it.  Whoever is late for long is gone.
-local ALONE_US, EACH_US, LONGEST_US, LATE_US = 3000000, 600000, 120000000, 30000000
+-- When `who`, which has just swept, should come back: after some seconds where it is alone, and in a fleet in the first gap
+-- that the others leave, so that there are ten sweeps in six seconds together, evenly.  Whoever is new, or sees that
+-- somebody has not come, does not rely on the others, who may all be gone, and comes between them.  The last to come before
+-- something is to be done comes back for that; if it does not, the next one finds it.  Whoever is late for long is gone.
+local ALONE_US, EACH_US, SOON_US, LATE_US, LONGEST_US = 3000000, 600000, 10000000, 30000000, 120000000
+local SWEEPERS = base .. 'sweepers'
+
+-- The first moment from this one on, and not later than `within` after it, from which all others keep such a distance.
+local function first_gap(from, apart, within)
+    local before = from - apart
+    local others = redis.call('ZRANGEBYSCORE', SWEEPERS, whole(before), whole(from + within), 'WITHSCORES')
+    for n = 2, #others, 2 do
+        if tonumber(others[n]) - before >= 2 * apart then
+            break
+        end
+        before = tonumber(others[n])
+    end
+    return before + apart <= from + within and before + apart or math.huge
+end
 
 local function come_back(who)
-    local sweepers = base .. 'sweepers'
-    redis.call('ZREM', sweepers, who)
-    redis.call('ZREMRANGEBYSCORE', sweepers, '-inf', whole(now - LATE_US))
-    redis.call('ZREMRANGEBYSCORE', sweepers, whole(now + 2 * LONGEST_US), '+inf')
-    local pause = math.max(ALONE_US, math.min(LONGEST_US, (redis.call('ZCARD', sweepers) + 1) * EACH_US))
-    local back = now + math.floor(pause * (0.8 + 0.4 * (now % 1000) / 1000))  -- so that they do not come all at once
-    local soonest = redis.call('ZRANGEBYSCORE', sweepers, '(' .. whole(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+    local is_new = redis.call('ZREM', SWEEPERS, who) == 0
+    redis.call('ZREMRANGEBYSCORE', SWEEPERS, '-inf', whole(now - LATE_US))
+    redis.call('ZREMRANGEBYSCORE', SWEEPERS, whole(now + 2 * LONGEST_US), '+inf')
+    local back = first_gap(now + ALONE_US, EACH_US, LONGEST_US)
+    if is_new or redis.call('ZCOUNT', SWEEPERS, '-inf', whole(now - 500000)) > 0 then
+        back = math.min(back, first_gap(now + ALONE_US, EACH_US / 2, SOON_US))
+    end
+    if back == math.huge then
+        back = now + math.floor(LONGEST_US * (0.8 + 0.4 * (now % 1000) / 1000))
+    end
+    local soonest = redis.call('ZRANGEBYSCORE', SWEEPERS, '(' .. whole(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
     if next_us and next_us < back and (not soonest or next_us <= tonumber(soonest)) then
         back = next_us
     end
-    redis.call('ZADD', sweepers, whole(back), who)
+    redis.call('ZADD', SWEEPERS, whole(back), who)
     return whole(back)
 end
 

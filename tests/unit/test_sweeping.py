@@ -1,0 +1,54 @@
+"""A fleet shares the sweeping out, on engines that tell who should come back when."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.sweepers import Sweepers
+
+from skep.address import Address
+from skep.broker import Engine
+from skep.brokers.postgres import PostgresBroker
+from skep.brokers.redis import RedisBroker
+from skep.brokers.redis_link import target_of
+from skep.testing.clock import FakeClock
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture(params=["postgres", "redis"])
+def engine(request: pytest.FixtureRequest, clock: FakeClock) -> Engine:
+    if request.param == "postgres":
+        url, schema = request.getfixturevalue("postgres_url"), request.getfixturevalue("schema")
+        return PostgresBroker(url, schema=schema, clock=clock)
+    url, prefix = request.getfixturevalue("valkey_url"), request.getfixturevalue("prefix")
+    return RedisBroker(target_of(Address(url)), prefix=f"{prefix}:", clock=clock)
+
+
+async def test_a_fleet_shares_the_sweeping_out(engine: Engine, clock: FakeClock) -> None:
+    """S2.28, L2: alone one comes back after a moment, many one after another."""
+    await engine.open()
+    fleet = Sweepers(engine, clock)
+    assert await fleet.one("first") in (1, 3)
+    await fleet.start(f"worker {n}" for n in range(100))
+    assert min(await fleet.pauses(10)) >= 0.3 - 1e-6  # at first they do not rely on one another
+    await fleet.pauses(70)
+    assert {round(pause, 6) for pause in await fleet.pauses(60)} == {0.6}
+    assert (await engine.sweep()).again_in is None  # one who will not come back is not counted
+    await engine.close()
+
+
+@pytest.mark.parametrize("workers", [1, 20, 100])
+async def test_a_fleet_that_is_started_anew_does_not_wait_for_the_old_one(
+    engine: Engine, clock: FakeClock, workers: int
+) -> None:
+    """L2, F01: leases that were lost with the old one are found in time."""
+    await engine.open()
+    fleet = Sweepers(engine, clock)
+    await fleet.start(f"old {n}" for n in range(100))
+    await fleet.pauses(120)
+    await fleet.start(f"new {n}" for n in range(workers))
+    assert max(await fleet.pauses(150)) <= 5
+    await engine.close()
