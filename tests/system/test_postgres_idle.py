@@ -62,12 +62,12 @@ class Fleet:
         return await self.started.get() - began
 
     async def resting(self, server: PostgresServer) -> None:
-        """Until everybody has looked, found nothing, and listens; and the noise of that is over."""
+        """Until everybody has looked, found nothing, and listens; and relies on the others to come."""
         for app in self.apps:
             while not app.engine.hears:
                 await asyncio.sleep(0.05)
         before = 0
-        while statements(server) - before > WORKERS / 10:
+        while statements(server) - before > 1.5 * MOST_PER_SECOND:
             before = statements(server)
             # Who did not hear yet when it last looked looks once more by itself, a second later.
             await asyncio.sleep(1.5)
