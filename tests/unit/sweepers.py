@@ -31,6 +31,11 @@ class Sweepers:
         for name in names:
             await self.one(name)
 
+    def die(self, names: Iterable[str]) -> None:
+        """These do not come back."""
+        for name in names:
+            del self._back[name]
+
     async def pauses(self, seconds: float) -> list[float]:
         """Between one sweep and the next."""
         found = []

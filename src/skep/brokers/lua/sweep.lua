@@ -139,36 +139,42 @@ for _, packed in ipairs(redis.call('HVALS', base .. 'schedules')) do
     end
 end
 
--- When `who`, which has just swept, should come back: after some seconds where it is alone, and in a fleet in the first gap
--- that the others leave, so that there are ten sweeps in six seconds together, evenly.  Whoever is new, or sees that
--- somebody has not come, does not rely on the others, who may all be gone, and comes between them.  The last to come before
--- something is to be done comes back for that; if it does not, the next one finds it.  Whoever is late for long is gone.
+-- When `who`, which has just swept, should come back: after some seconds where it is alone, and in a fleet when the others
+-- have been, so that there are ten sweeps in six seconds together, evenly; in one of the next free moments by chance, so
+-- that those of one machine, which may die together, do not stay together.  Whoever is new, or sees that somebody has not
+-- come, does not rely on the others, who may all be gone, and comes between them.  The last to come before something is to
+-- be done comes back for that; if it does not, the next one finds it.  Whoever is late for long is gone.
 local ALONE_US, EACH_US, SOON_US, LATE_US, LONGEST_US = 3000000, 600000, 10000000, 30000000, 120000000
 local SWEEPERS = base .. 'sweepers'
 
--- The first moment from this one on, and not later than `within` after it, from which all others keep such a distance.
-local function first_gap(from, apart, within)
+-- The nth free moment from this one on, at a distance from all others; infinite if that is later than `within` after it.
+local function free_moment(from, apart, within, nth)
     local before = from - apart
-    local others = redis.call('ZRANGEBYSCORE', SWEEPERS, whole(before), whole(from + within), 'WITHSCORES')
-    for n = 2, #others, 2 do
-        if tonumber(others[n]) - before >= 2 * apart then
+    local others = redis.call('ZRANGEBYSCORE', SWEEPERS, whole(before), '+inf', 'WITHSCORES')
+    for k = 2, #others, 2 do
+        local n = math.max(0, math.floor((tonumber(others[k]) - before) / apart) - 1)
+        if n >= nth then
             break
         end
-        before = tonumber(others[n])
+        nth = nth - n
+        before = tonumber(others[k])
     end
-    return before + apart <= from + within and before + apart or math.huge
+    before = before + nth * apart
+    return before <= from + within and before or math.huge
 end
 
 local function come_back(who)
     local is_new = redis.call('ZREM', SWEEPERS, who) == 0
     redis.call('ZREMRANGEBYSCORE', SWEEPERS, '-inf', whole(now - LATE_US))
     redis.call('ZREMRANGEBYSCORE', SWEEPERS, whole(now + 2 * LONGEST_US), '+inf')
-    local back = first_gap(now + ALONE_US, EACH_US, LONGEST_US)
+    local chance = tonumber(redis.sha1hex(who .. whole(now)):sub(1, 8), 16) / 2 ^ 32
+    local nth = 1 + math.floor(chance * redis.call('ZCARD', SWEEPERS) / 4)
+    local back = free_moment(now + ALONE_US, EACH_US, LONGEST_US, nth)
     if is_new or redis.call('ZCOUNT', SWEEPERS, '-inf', whole(now - 500000)) > 0 then
-        back = math.min(back, first_gap(now + ALONE_US, EACH_US / 2, SOON_US))
+        back = math.min(back, free_moment(now + ALONE_US, EACH_US / 2, SOON_US, 1))
     end
     if back == math.huge then
-        back = now + math.floor(LONGEST_US * (0.8 + 0.4 * (now % 1000) / 1000))
+        back = now + math.floor(LONGEST_US * (0.8 + 0.4 * chance))
     end
     local soonest = redis.call('ZRANGEBYSCORE', SWEEPERS, '(' .. whole(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
     if next_us and next_us < back and (not soonest or next_us <= tonumber(soonest)) then

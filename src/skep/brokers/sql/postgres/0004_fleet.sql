@@ -7,37 +7,48 @@ CREATE TABLE sweeper (name text COLLATE "C" PRIMARY KEY, back_us bigint NOT NULL
 CREATE TABLE watch (looked_us bigint NOT NULL);
 INSERT INTO watch VALUES (0);
 
--- The first moment from this one on, and not later than `within` after it, from which all others keep such a distance.
-CREATE FUNCTION first_gap(who text, from_us bigint, each bigint, within bigint) RETURNS bigint LANGUAGE sql AS $$
-    SELECT min(o.back_us) + each
-      FROM (SELECT s.back_us, lead(s.back_us) OVER (ORDER BY s.back_us) - s.back_us AS gap
-              FROM (SELECT x.back_us FROM sweeper x WHERE x.name <> who UNION ALL SELECT from_us - each) AS s
-           ) AS o
-     WHERE o.back_us BETWEEN from_us - each AND from_us - each + within AND (o.gap IS NULL OR o.gap >= 2 * each)
-$$;
+-- The nth free moment from this one on, at a distance from all others; NULL if that is later than `within` after it.
+CREATE FUNCTION free_moment(who text, from_us bigint, apart bigint, within bigint, nth bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    before bigint := from_us - apart;
+    later bigint;
+    n bigint;
+BEGIN
+    FOR later IN SELECT s.back_us FROM sweeper s WHERE s.name <> who AND s.back_us >= before ORDER BY s.back_us LOOP
+        n := greatest(0, (later - before) / apart - 1);
+        EXIT WHEN n >= nth;
+        nth := nth - n;
+        before := later;
+    END LOOP;
+    before := before + nth * apart;
+    RETURN CASE WHEN before <= from_us + within THEN before END;
+END $$;
 
--- When `who`, which has just swept, should come back: after a second where it is alone, and in a fleet in the first gap
--- that the others leave, so that there are ten sweeps in six seconds together, evenly, and a gap of somebody who is gone
--- is filled.  Whoever is new, or sees that somebody has not come, does not rely on the others, who may all be gone, and
--- comes between them.  The last to come before something is to be done (next_us, or NULL) comes back for that; if it does
--- not, the next one finds it.  Whoever has left something undone comes back at once.
+-- When `who`, which has just swept, should come back: after a second where it is alone, and in a fleet when the others have
+-- been, so that there are ten sweeps in six seconds together, evenly; in one of the next free moments by chance, so that
+-- those of one machine, which may die together, do not stay together.  Whoever is new, or sees that somebody has not come,
+-- does not rely on the others, who may all be gone, and comes between them.  The last to come before something is to be
+-- done (next_us, or NULL) comes back for that; if it does not, the next one finds it.  Whoever has left something undone
+-- comes back at once.
 CREATE FUNCTION come_back(now_us bigint, who text, next_us bigint, undone boolean) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     each bigint := 600000;
     soon bigint := 10000000;
     late bigint := 30000000;
     longest bigint := 120000000;
+    others bigint;
     soonest bigint;
     back bigint;
 BEGIN
-    PERFORM FROM watch FOR UPDATE;  -- the last lock of a sweep, so that no two take the same gap
-    SELECT min(s.back_us) INTO soonest FROM sweeper s WHERE s.name <> who AND s.back_us > now_us;
+    PERFORM FROM watch FOR UPDATE;  -- the last lock of a sweep, so that no two take the same moment
+    SELECT count(*), min(s.back_us) FILTER (WHERE s.back_us > now_us) INTO others, soonest
+      FROM sweeper s WHERE s.name <> who;
+    back := coalesce(free_moment(who, now_us + 1000000, each, longest, 1 + (random() * others / 4)::bigint),
+                     now_us + longest * (0.8 + 0.4 * random()));
     IF NOT EXISTS (SELECT FROM sweeper s WHERE s.name = who)
        OR EXISTS (SELECT FROM sweeper s WHERE s.name <> who AND s.back_us < now_us - 500000) THEN
-        back := first_gap(who, now_us + 1000000, each / 2, soon);
+        back := least(back, free_moment(who, now_us + 1000000, each / 2, soon, 1));
     END IF;
-    back := coalesce(least(back, first_gap(who, now_us + 1000000, each, longest)),
-                     now_us + longest * (0.8 + 0.4 * random()));
     IF undone THEN
         back := now_us + 10000;
     ELSIF next_us < back AND (soonest IS NULL OR next_us <= soonest) THEN
