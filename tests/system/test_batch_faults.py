@@ -184,7 +184,6 @@ def flow_has_ended(app: App, flow: str) -> bool:
 # --- the examples ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_the_flow_example_survives_kills_at_random_points(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +199,6 @@ def test_the_flow_example_survives_kills_at_random_points(
         assert [run.result(timeout="1s") for run in runs] == [0, 1, 9455, 73810]
 
 
-@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_reduce_by_messages_alone_survives_kills_at_random_points(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
