@@ -336,20 +336,26 @@ class AsyncBatchWriter:
         return self.add_job(task.job(*args, **kwargs))
 
     def add_job(self, job: Job) -> Added:
-        self._gather(self._stream.members((job,)))
+        self.gather(self.members((job,)))
         return Added(self, job.id)
 
     async def add_many(self, calls: Iterable[Job]) -> None:
         """`await b.add_many(task.many(…))`, in flat memory."""
-        left = self._stream.members(calls)
-        while self._gather(islice(left, max(1, MOST_PER_PUT - len(self._waiting)))):
+        left = self.members(calls)
+        while self.gather(left):
             await self.make_room()
 
-    def _gather(self, members: Iterator[Job]) -> int:
-        """Gives how many.  Where one cannot be made or stored, this raises, and all others are in."""
+    def members(self, calls: Iterable[Job]) -> Iterator[Job]:
+        return self._stream.members(calls)
+
+    def gather(self, members: Iterator[Job]) -> int:
+        """Add as many as make a piece full, or one; gives how many.
+
+        Where one cannot be made or stored, this raises, and all others are in.
+        """
         made: list[Job] = []
         try:
-            made.extend(members)
+            made.extend(islice(members, max(1, MOST_PER_PUT - len(self._waiting))))
         finally:
             self._keep(made)
         return len(made)
@@ -434,13 +440,17 @@ class BatchWriter:
 
     def add_job(self, job: Job) -> str:
         added = self._writer.add_job(job)
-        if self._writer.is_full:
-            self._producer.wait(self._writer.make_room())
+        self._make_room()
         return added.id
 
+    def _make_room(self) -> None:
+        if self._writer.is_full:
+            self._producer.wait(self._writer.make_room())
+
     def add_many(self, calls: Iterable[Job]) -> None:
-        for job in calls:
-            self.add_job(job)
+        left = self._writer.members(calls)
+        while self._writer.gather(left):
+            self._make_room()
 
     def batch(self, calls: Iterable[Job] = (), *, seal: bool = True, **said: Unpack[Said]) -> NewBatch:
         """A batch inside this one, made like `app.batch(…)`: this one ends after it."""

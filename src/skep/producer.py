@@ -108,11 +108,9 @@ class Puts(Generic[T]):
 
     async def _answers(self, ahead: int) -> list[T]:
         answers: list[T] = []
-        if self._loop is not (
-            loop := asyncio.get_running_loop()
-        ):  # the app was closed, and the old one with it
+        if self._loop is not asyncio.get_running_loop():  # the app was closed, and the old one with it
             self._under_way.clear()
-            self._loop = loop
+            self._loop = asyncio.get_running_loop()
         try:
             self._send(ahead + 1)
             while len(self._left) > ahead:
