@@ -93,28 +93,35 @@ def encode_all(jobs: Sequence[Job]) -> list[bytes]:
 
 def _encode_together(jobs: Sequence[Job]) -> list[bytes] | None:
     """Ordinary jobs, in less time: what is asked of each is asked of all at once.  None for others."""
-    if not all(map(_is_plain, jobs)):
-        return None
-    if not _good_names.issuperset([(job.queue, job.task, job.batch) for job in jobs]):
-        return None  # this time: they will be known then
-    ids = [job.id for job in jobs]
-    written = "".join(ids)
-    if not (written.isascii() and written.isprintable()) or " " in written:
-        return None
-    numbers = [job.member for job in jobs]
-    if not (all(ids) and max(map(len, ids)) <= 128 and min(numbers) >= 0 and max(numbers) <= MOST_TIMES):
-        return None
     try:
-        kinds = [memoryview(job.args)[0] for job in jobs if job.kwargs is _NO_KWARGS]
+        if not _are_ordinary(jobs):
+            return None
         bodies = list(map(_encoder.encode, jobs))
-    except (IndexError, UnicodeEncodeError, TypeError):
-        return None
-    if kinds.count(_BRACKET) != len(jobs) or max(map(len, bodies)) > _SHORT:
-        return None
-    if max([body.count(b"[") + body.count(b"{") for body in bodies]) > LIMITS.depth:
+    except (IndexError, UnicodeEncodeError, TypeError):  # no arguments, or no text
         return None
     every = b"".join(bodies)
-    return bodies if every.isascii() and _BACKSLASH not in every else None
+    within_limits = (
+        max(map(len, bodies)) <= _SHORT
+        and max([body.count(b"[") + body.count(b"{") for body in bodies]) <= LIMITS.depth
+        and every.isascii()
+        and _BACKSLASH not in every
+    )
+    return bodies if within_limits else None
+
+
+def _are_ordinary(jobs: Sequence[Job]) -> bool:
+    """Whether `check` has nothing to say about any of them, as far as one sees at once."""
+    ids, numbers = [job.id for job in jobs], [job.member for job in jobs]
+    written = "".join(ids)
+    return (
+        all(map(_is_plain, jobs))
+        and _good_names.issuperset([(job.queue, job.task, job.batch) for job in jobs])
+        and (written.isascii() and written.isprintable() and " " not in written)
+        and (all(ids) and max(map(len, ids)) <= 128)
+        and (min(numbers) >= 0 and max(numbers) <= MOST_TIMES)
+        and [job.kwargs for job in jobs].count(_NO_KWARGS) == len(jobs)
+        and [memoryview(job.args)[0] for job in jobs].count(_BRACKET) == len(jobs)
+    )
 
 
 def encode(job: Job, limits: Limits = LIMITS) -> bytes:

@@ -141,8 +141,6 @@ class RedisServer:
         """Asked once more where the connection was cut: sentinels do that to one that changes its part."""
         try:
             text = self.ask("INFO", section)
-        except ConnectionRefusedError:
-            raise
         except ConnectionError:
             text = self.ask("INFO", section)
         lines = (line.partition(":") for line in text.splitlines())

@@ -1663,11 +1663,10 @@ END $$;
 
 -- Whoever ends the last member of a batch finishes it, so nothing should be found here.  But if ever one is overlooked, it
 -- calls back late and not never.
-CREATE FUNCTION finish_overlooked(t terms) RETURNS integer LANGUAGE plpgsql AS $$
+CREATE FUNCTION finish_overlooked(t terms) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     name text;
     b batch;
-    n integer := 0;
 BEGIN
     FOR name IN
         SELECT o.id FROM batch AS o LEFT JOIN batch_tally AS y ON y.batch = o.id
@@ -1681,10 +1680,8 @@ BEGIN
         IF b.sealed AND b.live = 0 AND b.finished_us IS NULL THEN
             RAISE WARNING 'all members of batch % had ended and nobody finished it: tell the authors of skep', name;
             PERFORM finish_batch(t, b);
-            n := n + 1;
         END IF;
     END LOOP;
-    RETURN n;
 END $$;
 
 -- Lock the batches of jobs that a sweep may end.
