@@ -1,11 +1,11 @@
 """What a job costs when there is more of everything: waiting jobs, history, queues, workers, bytes.
 
-    python benchmarks/scale.py sqlite postgres redis [--only backlog] [--jobs 5000] [--most 1000000]
+    python benchmarks/scale.py sqlite postgres redis [--only backlog] [--jobs 20000] [--most 1000000]
                                                      [--write docs/benchmarks.md]
 
 Each on a private storage of its own.  Each line is one size of one dimension: what a worker process drains
-there, its CPU and that of the server per job, and the first against the smallest size of the same run.  What
-grows faster than a logarithm wants an explanation.
+there, the median of three drains, its CPU and that of the server per job, and the rate against that of the
+smallest size of the same run.  What grows faster than a logarithm wants an explanation.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ from skep.job import Done, Job
 
 SLOTS = 10
 BUNDLE = 1000
+TURNS = 3
+MOST_BYTES = 300_000_000  # of all jobs of one size together
+WORK_US = 100
 SPAN = timedelta(minutes=5)
 KEEP = timedelta(days=1)
 
@@ -57,8 +61,7 @@ Measure = Callable[[Private, int, int], Coroutine[Any, Any, Point]]
 async def backlog(storage: Private, jobs: int, size: int) -> Point:
     """So many jobs wait behind those that are drained."""
     async with place_on(storage) as place:
-        await fill(place, jobs + size)
-        return await drained("backlog", storage, place, jobs, size)
+        return await drained("backlog", storage, place, jobs, size, behind=size)
 
 
 async def history(storage: Private, jobs: int, size: int) -> Point:
@@ -66,7 +69,6 @@ async def history(storage: Private, jobs: int, size: int) -> Point:
     async with place_on(storage) as place:
         await fill(place, size)
         await archive(place)
-        await fill(place, jobs)
         return await drained("history", storage, place, jobs, size)
 
 
@@ -78,29 +80,38 @@ async def queues(storage: Private, jobs: int, size: int) -> Point:
             others = (tasks.noop.using(queue=f"{place.queue}_{n}").job(PAYLOAD) for n in range(size - 1))
             for bundle in bundles(others):
                 await engine.put(bundle)
-        await fill(place, jobs)
         return await drained("queues", storage, place, jobs, size)
 
 
 async def payload(storage: Private, jobs: int, size: int) -> Point:
     """Jobs of so many bytes."""
+    jobs = min(jobs, MOST_BYTES // TURNS // size)
     async with place_on(storage) as place:
-        await fill(place, jobs, "x" * size)
-        return await drained("payload", storage, place, jobs, size)
+        return await drained("payload", storage, place, jobs, size, text="x" * size)
 
 
 async def busy(storage: Private, jobs: int, size: int) -> Point:
-    """So many worker processes share the work."""
+    """So many worker processes share no-ops."""
+    return await shared("busy", storage, jobs, size, work_us=0)
+
+
+async def working(storage: Private, jobs: int, size: int) -> Point:
+    """So many worker processes share jobs that compute for a moment."""
+    return await shared("working", storage, jobs // 4, size, work_us=WORK_US)
+
+
+async def shared(dimension: str, storage: Private, jobs: int, size: int, *, work_us: int) -> Point:
+    """Each runs its share; there are more jobs, so that none of them comes too late."""
     async with place_on(storage) as place:
-        await fill(place, jobs * size)
-        # Each runs its share; who is done early leaves the rest of the machine to the others.
-        began = storage.cpu_seconds()
-        shares = [asyncio.create_task(drain(place, jobs // 2)) for _ in range(size)]
-        found = await asyncio.gather(*shares)
-        slowest = max(each.seconds for each in found)
-        cpu = sum(each.cpu for each in found)
-        server = storage.cpu_seconds() - began
-        return point("busy", size, jobs // 2 * size, Drained(slowest, cpu, 0.0), server)
+        found = []
+        for _ in range(TURNS):
+            await top_up(place, jobs * (size + 1), work_us=work_us)
+            began = storage.cpu_seconds()
+            shares = await asyncio.gather(*(drain(place, jobs) for _ in range(size)))
+            server = storage.cpu_seconds() - began
+            together = Drained(max(each.seconds for each in shares), sum(each.cpu for each in shares), 0.0)
+            found.append(point(dimension, size, jobs * size, together, server))
+        return middle(found)
 
 
 async def idle(storage: Private, jobs: int, size: int) -> Point:  # noqa: ARG001
@@ -126,6 +137,7 @@ DIMENSIONS: dict[str, tuple[Measure, list[int]]] = {
     "queues": (queues, [1, 10, 100, 1_000, 10_000]),
     "payload": (payload, [100, 1_000, 10_000, 100_000]),
     "busy": (busy, [1, 2, 4]),
+    "working": (working, [1, 2, 4]),
     "idle": (idle, [1, 4, 16, 64]),
 }
 
@@ -135,7 +147,8 @@ TITLES = {
     "history": "Ended jobs kept",
     "queues": "Queues",
     "payload": "Bytes of a job",
-    "busy": "Worker processes at work",
+    "busy": "Worker processes that share no-ops",
+    "working": f"Worker processes that share jobs of {WORK_US} µs",
     "idle": "Idle worker processes",
 }
 
@@ -167,11 +180,20 @@ def bundles(jobs: Iterator[Job]) -> Iterator[list[Job]]:
         yield bundle
 
 
-async def fill(place: Place, jobs: int, text: str = PAYLOAD) -> None:
+async def fill(place: Place, jobs: int, text: str = PAYLOAD, work_us: int = 0) -> None:
     async with tasks_at(place) as tasks:
         engine = await tasks.app.ready()
-        for bundle in bundles(tasks.noop.job(text) for _ in range(jobs)):
+        one = partial(tasks.work.job, work_us) if work_us else partial(tasks.noop.job, text)
+        for bundle in bundles(one() for _ in range(jobs)):
             await engine.put(bundle)
+
+
+async def top_up(place: Place, jobs: int, text: str = PAYLOAD, work_us: int = 0) -> None:
+    """So many wait then: a worker that is stopped has run a few more than it was asked for."""
+    engine = await open_engine(place.url)
+    counts = (await engine.queues()).get(place.queue)
+    await engine.close()
+    await fill(place, jobs - (counts.ready if counts else 0), text, work_us)
 
 
 async def archive(place: Place) -> None:
@@ -195,10 +217,27 @@ async def listen(told: Callable[[], Coroutine[Any, Any, float]], heard: asyncio.
         heard.put_nowait(await told())
 
 
-async def drained(dimension: str, storage: Private, place: Place, jobs: int, size: int) -> Point:
-    began = storage.cpu_seconds()
-    done = await drain(place, jobs)
-    return point(dimension, size, jobs, done, storage.cpu_seconds() - began)
+async def drained(
+    dimension: str,
+    storage: Private,
+    place: Place,
+    jobs: int,
+    size: int,
+    *,
+    behind: int = 0,
+    text: str = PAYLOAD,
+) -> Point:
+    found = []
+    for _ in range(TURNS):
+        await top_up(place, jobs + behind, text)
+        began = storage.cpu_seconds()
+        done = await drain(place, jobs)
+        found.append(point(dimension, size, jobs, done, storage.cpu_seconds() - began))
+    return middle(found)
+
+
+def middle(found: list[Point]) -> Point:
+    return sorted(found, key=cost)[len(found) // 2]
 
 
 def point(dimension: str, size: int, jobs: int, done: Drained, server: float) -> Point:
@@ -298,7 +337,7 @@ if __name__ == "__main__":
     )
     parser.add_argument("where", nargs="+", choices=[kind for kind in KINDS if kind != "memory"])
     parser.add_argument("--only", action="append", choices=[*DIMENSIONS], help="may be given again")
-    parser.add_argument("--jobs", type=int, default=5000, help="drained at each size")
+    parser.add_argument("--jobs", type=int, default=20000, help="drained at each size")
     parser.add_argument("--most", type=int, default=1_000_000, help="the largest size")
     parser.add_argument("--write", type=Path, help="put tables and charts into this document")
     main(parser.parse_args())

@@ -13,7 +13,7 @@ PAYLOAD = "x" * 250  # with the envelope around it about 300 bytes, as a mail or
 
 
 class Tasks:
-    """An app with three tasks.  `heard` is told when one that is timed starts; `ran` counts the others."""
+    """`heard` is told when a job that is timed starts; `ran` counts those that are not."""
 
     def __init__(self, place: Place, heard: Callable[[float], None] = lambda _: None) -> None:
         self.app = app = App(place.url)
@@ -24,9 +24,14 @@ class Tasks:
 
         @app.task(name="bench-noop", queue=place.queue)
         async def noop(text: str) -> None:  # noqa: ARG001  # it is there to be carried
-            self.ran += 1
-            if self.ran == self._most:
-                self.enough.set()
+            self._count()
+
+        @app.task(name="bench-work", queue=place.queue)
+        async def work(us: int) -> None:
+            until = time.thread_time() + us / 1e6
+            while time.thread_time() < until:
+                pass
+            self._count()
 
         @app.task(name="bench-stamp", queue=place.queue)
         async def stamp(sent: float, text: str) -> None:  # noqa: ARG001
@@ -37,9 +42,14 @@ class Tasks:
             self.heard(0.0)
             await asyncio.Event().wait()
 
-        self.noop, self.stamp, self.hold = noop, stamp, hold
+        self.noop, self.work, self.stamp, self.hold = noop, work, stamp, hold
+
+    def _count(self) -> None:
+        self.ran += 1
+        if self.ran == self._most:
+            self.enough.set()
 
     def expect(self, jobs: int) -> None:
-        """`enough` is set when this many more no-ops have run."""
+        """`enough` is set when this many more of those have run."""
         self._most = self.ran + jobs
         self.enough.clear()
