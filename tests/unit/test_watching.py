@@ -135,6 +135,36 @@ async def test_a_log_that_was_removed_and_has_a_new_one_of_its_number_is_watched
             await asyncio.wait_for(looks.seen.wait(), WAIT)
 
 
+@pytest.mark.parametrize(("vain", "most"), [(0, 1000), (1000, 60)], ids=["eager", "in no hurry"])
+async def test_who_has_looked_in_vain_many_times_looks_now_and_then(log: Path, vain: int, most: int) -> None:
+    """Of many idle processes one gets each job, and the others leave the machine to it."""
+    looks = Looks()
+    looks.commit()
+    watches = FileWatches(str(log))
+    watches.vain = vain
+    with watches.calling(looks), log.open("ab", buffering=0) as file:
+        for _ in range(300):
+            file.write(b"more")
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+    assert looks.count <= most
+    assert looks.count >= 100 or vain
+
+
+async def test_who_is_in_no_hurry_sees_a_commit_all_the_same(log: Path) -> None:
+    """Whether it was told of the write, or of an earlier one, or the write was before the wait."""
+    watches = FileWatches(str(log))
+    watches.vain = 1000
+    for written in (0, 1, 3):
+        looks = Looks()
+        with watches.calling(looks), log.open("ab", buffering=0) as file:
+            for _ in range(written):
+                await looks_are_over(looks)
+                file.write(b"more")
+            looks.commit()
+            await asyncio.wait_for(looks.seen.wait(), WAIT)
+
+
 def replace(log: Path) -> None:
     """File systems give the number of a removed file to the next, mostly; if not, this shows less."""
     log.unlink()

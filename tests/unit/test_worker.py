@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -1115,6 +1115,37 @@ async def test_a_worker_that_serves_for_ever_wakes_up_for_new_jobs(app: App) -> 
         await ping.aenqueue()
         async with asyncio.timeout(10):
             await done.wait()
+
+
+async def test_of_many_idle_workers_those_who_are_always_too_late_step_back(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All hear of each job, and few look for it; the last of them takes what comes all the same."""
+    looks = 0
+    lease = MemoryBroker.lease
+
+    async def counted(self: MemoryBroker, *args: Any, **kwargs: Any) -> list[Lease]:
+        nonlocal looks
+        looks += 1
+        return await lease(self, *args, **kwargs)
+
+    monkeypatch.setattr(MemoryBroker, "lease", counted)
+
+    @app.task(result_ttl="1h")
+    async def one() -> str:
+        return "done"
+
+    async def run_one() -> None:
+        assert await (await one.aenqueue()).aresult(timeout="20s") == "done"
+
+    async with working(app), AsyncExitStack() as others:
+        for _ in range(23):
+            await others.enter_async_context(working(app))
+        for _ in range(300):
+            await run_one()
+        assert looks < 24 * 300 * 2 / 3
+        await others.aclose()
+        await run_one()
 
 
 async def test_a_delayed_job_starts_when_it_is_due_and_not_at_the_next_poll(app: App) -> None:

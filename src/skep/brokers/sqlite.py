@@ -217,7 +217,9 @@ class SQLiteBroker:
     ) -> list[Lease]:
         self._waiters.looked()
         self._file.saw_all(work.db)
-        return work.lease(wants, span, holder, limit)
+        leases = work.lease(wants, span, holder, limit)
+        self._watches.vain = 0 if leases else self._watches.vain + 1
+        return leases
 
     # --- Ledger --------------------------------------------------------------------------
 
@@ -302,6 +304,8 @@ class SQLiteBroker:
                 changed = self._changed()
                 if changed and self._anything(wants):
                     event.set()
+                elif changed:
+                    self._watches.vain += 1
                 return changed
 
             with self._watches.calling(look), suppress(TimeoutError):

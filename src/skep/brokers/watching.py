@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import random
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ POLL = 0.005  # seconds between looks where the system does not tell
 FIRST_LOOK = 0.0002  # seconds after a write
 GROWTH = 1.15  # of the pause between looks: a commit is seen late by a seventh of the time it took
 LOOKS = 31  # the last one is a tenth of a second after the write
+VAIN = 8  # looks in a row that were for others: from then on we are in no hurry
+STEP_BACK, MOST_STEPS = 0.001, 32  # seconds, for each further one
 _IN_MODIFY, _IN_IGNORED = 0x2, 0x8000
 
 
@@ -42,12 +45,18 @@ class FileWatch:
     system tells about.  So after each write there are several looks, further and further apart; and also from
     the beginning, for what was written just before and is committed just after that.
 
+    Of many processes that wait for jobs all are told of each write, and one of them gets the job.  Who has
+    looked in vain many times is not told any more while there is something new at each look, and looks by
+    chance: the machine is left to those who have something to do.
+
     It is kept from one wait to the next, because Linux takes up to 15 ms to close a watch, in which the event
     loop would stand still.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, pause: Callable[[], float]) -> None:
         self._path = path
+        self._pause = pause
+        self._listening = False
         self._fd: int | None = None
         self._file = 0  # the inode that is watched
         self._timer: FineTimer | None = None
@@ -59,7 +68,7 @@ class FileWatch:
         self._look = look
         self._renew()
         if self._fd is not None and self._timer is not None:
-            self._loop.add_reader(self._fd, self._written)
+            self._listen()
             self._loop.add_reader(self._timer.fd, self._time_is_up)
             self._look_anew()
         else:
@@ -72,6 +81,7 @@ class FileWatch:
             self._poller = None
         elif self._fd is not None and self._timer is not None:
             self._loop.remove_reader(self._fd)
+            self._listening = False
             self._loop.remove_reader(self._timer.fd)
             self._timer.stop()
 
@@ -109,6 +119,8 @@ class FileWatch:
             self.rest()
             self.close()
             self.begin(self._look)
+        elif pause := self._pause():
+            self._step_back(pause)
         else:
             self._look_anew()
 
@@ -124,9 +136,28 @@ class FileWatch:
 
     def _look_again(self) -> None:
         assert self._timer is not None
-        if not self._look() and self._looks < LOOKS:
-            self._timer.start(FIRST_LOOK * GROWTH**self._looks)
-            self._looks += 1
+        seen, pause = self._look(), self._pause()
+        if seen and pause:
+            self._step_back(pause)
+        elif not seen:
+            self._listen()
+            if self._looks < LOOKS:
+                self._timer.start(max(FIRST_LOOK * GROWTH**self._looks, pause))
+                self._looks += 1
+
+    def _listen(self) -> None:
+        if not self._listening:
+            assert self._fd is not None
+            self._loop.add_reader(self._fd, self._written)
+            self._listening = True
+
+    def _step_back(self, pause: float) -> None:
+        """Be told nothing before the next look."""
+        assert self._fd is not None
+        assert self._timer is not None
+        self._loop.remove_reader(self._fd)
+        self._listening = False
+        self._timer.start(pause)
 
     def _poll(self) -> None:
         self._look()
@@ -140,10 +171,11 @@ class FileWatches:
         self._path = path
         self._resting: list[FileWatch] = []
         self._closed = False
+        self.vain = 0  # how many looks in a row were in vain; whoever looks says it
 
     @contextmanager
     def calling(self, look: Callable[[], bool]) -> Iterator[None]:
-        watch = self._resting.pop() if self._resting else FileWatch(self._path)
+        watch = self._resting.pop() if self._resting else FileWatch(self._path, self._pause)
         watch.begin(look)
         try:
             yield
@@ -153,6 +185,10 @@ class FileWatches:
                 watch.close()
             else:
                 self._resting.append(watch)
+
+    def _pause(self) -> float:
+        """Seconds by chance, so that one of many who step back is still early."""
+        return STEP_BACK * random.uniform(0, min(max(0, self.vain - VAIN), MOST_STEPS))
 
     def close(self) -> None:
         """Waits that are under way close theirs themselves."""

@@ -26,6 +26,8 @@ LINGER = 0.001  # seconds in which outcomes gather while there is other work to 
 ENOUGH = 100  # outcomes that do not wait for more
 SWEEP_EVERY = 1.0
 FIRST_BACKOFF, LAST_BACKOFF = 0.1, 3.0
+BEATEN = 2  # hints in a row after which others had been faster: from then on we let them
+STEP_BACK, MOST_STEPS = 0.001, 32  # seconds, for each further time
 
 
 class Telling:
@@ -68,6 +70,8 @@ class Pump:
         self._next_sweep = 0.0
         self._told_when_to_sweep = False
         self._backoff = FIRST_BACKOFF
+        self._hinted = False
+        self._beaten = 0
         self.settled = 0
         self.drained = asyncio.Event()  # set when a mode that ends has nothing left to do
         self.idle = asyncio.Event()  # set while there is nothing to lease, run or settle
@@ -141,6 +145,7 @@ class Pump:
             if lane.overdue():
                 self._give_back(lane)
         leased = await self._exchange()
+        self._beaten = 0 if leased else self._beaten + self._hinted
         if await self._settle_rest(leased) and self._settings.mode is not Mode.FOREVER:
             return  # a job may have come back after we looked: not drained before the next look
         self._look_whether_drained(leased)
@@ -281,20 +286,22 @@ class Pump:
             await asyncio.sleep(0 if starving or len(self._done) >= ENOUGH else LINGER)
             return
         self.resting.set()
+        self._hinted = False
         now = self._clock()
         # Each sweep is followed by a look.  Where hints arrive that is often enough, and no poll is needed.
         timeout = max(0.0, self._next_sweep - now)
         if not self._engine.hears:
             timeout = min(timeout, self._settings.poll.total_seconds())
-        hinted = False
         if self._leasing and any(self._room(lane) for lane in self._lanes):
-            hinted = await self._wait_for_work(timeout)
+            self._hinted = await self._wait_for_work(timeout)
         else:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await self._wake.wait()
         self._wake.clear()
-        if not hinted:
+        if self._beaten > BEATEN and self._hinted:
+            await self._step_back()
+        if not self._hinted:
             await asyncio.sleep(0)  # where one has ended, others may end in the same turn of the loop
 
     async def _wait_for_work(self, timeout: float) -> bool:
@@ -317,6 +324,18 @@ class Pump:
         if hinted and not self._told_when_to_sweep:
             self._next_sweep = min(self._next_sweep, self._clock())  # it may have been put for later
         return hinted
+
+    async def _step_back(self) -> None:
+        """Of many who are idle all hear of a job, and one gets it: the others would only be in its way.
+
+        Who came too late several times in a row waits for a moment by chance; so the one who was the fastest
+        the last time is so again, and where that one is busy, one of many is still early.
+        """
+        pause = random.uniform(0, STEP_BACK * min(self._beaten - BEATEN, MOST_STEPS))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await self._wake.wait()
+        self._wake.clear()
 
     async def _wait_for_the_engine(self, error: EngineError) -> None:
         """Ever longer; who is to finish has only its grace period, and tries at once, then quickly."""
