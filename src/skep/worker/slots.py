@@ -18,7 +18,7 @@ log = logging.getLogger("skep.worker")
 
 HORIZON = 0.05  # seconds of work that a lane may have waiting, besides what runs
 MOST_BUFFERED = 1000
-MOST_BYTES = 8_000_000  # of jobs that wait, however short they are
+MOST_BYTES = 2_000_000  # of jobs that wait, however short they are
 BUFFER_PATIENCE = 1.0  # seconds after which waiting jobs are given back to the queue
 TURN = 0.002  # seconds after which a slot lets others have the loop
 LEARNING = 0.2
