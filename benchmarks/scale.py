@@ -97,7 +97,7 @@ async def busy(storage: Private, jobs: int, size: int) -> Point:
 
 async def working(storage: Private, jobs: int, size: int) -> Point:
     """So many worker processes share jobs that compute for a moment."""
-    return await shared("working", storage, jobs // 4, size, work_us=WORK_US)
+    return await shared("working", storage, jobs, size, work_us=WORK_US)
 
 
 async def shared(dimension: str, storage: Private, jobs: int, size: int, *, work_us: int) -> Point:

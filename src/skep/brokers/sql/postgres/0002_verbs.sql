@@ -95,13 +95,16 @@ CREATE FUNCTION member(c chunk, job_id text) RETURNS integer LANGUAGE sql STABLE
     SELECT n FROM array_position(c.ids, job_id) AS n WHERE c.gone IS NULL OR get_bit(c.gone, n - 1) = 0
 $$;
 
+CREATE FUNCTION bits_of(numbers integer[]) RETURNS bit(1023) LANGUAGE sql IMMUTABLE AS $$
+    SELECT bit_or(set_bit(0::bit(1023), n - 1, 1)) FROM unnest(numbers) AS n
+$$;
+
 -- Take these members, all of which are there, out of a chunk that the caller has locked.
 CREATE FUNCTION leave_chunk(of_number bigint, numbers integer[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM chunk WHERE number = of_number AND members = cardinality(numbers);
     IF NOT FOUND THEN
-        UPDATE chunk SET members = members - cardinality(numbers), gone = coalesce(gone, 0::bit(1023)) | (
-                   SELECT bit_or(set_bit(0::bit(1023), n - 1, 1)) FROM unnest(numbers) AS n)
+        UPDATE chunk SET members = members - cardinality(numbers), gone = coalesce(gone, 0::bit(1023)) | bits_of(numbers)
          WHERE number = of_number;
     END IF;
 END $$;
@@ -109,12 +112,13 @@ END $$;
 -- Make members of a chunk that the caller has locked, these or all, rows in `running`; gives how many there are.
 CREATE FUNCTION break_out(of_number bigint, numbers integer[] DEFAULT NULL) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
+    bits bit(1023) := bits_of(numbers);
     moved integer[];
 BEGIN
     WITH rows AS (
         INSERT INTO running
         SELECT m.* FROM chunk, members_of(chunk) AS m
-         WHERE number = of_number AND (numbers IS NULL OR m.fence - number = ANY (numbers))
+         WHERE number = of_number AND (numbers IS NULL OR get_bit(bits, (m.fence - number)::integer - 1) = 1)
         RETURNING fence)
     SELECT array_agg((fence - of_number)::integer) INTO moved FROM rows;
     IF moved IS NULL THEN
@@ -196,6 +200,41 @@ CREATE TYPE step AS (
     results bytea[]
 );
 
+-- What is to become of these leases of one chunk, as far as they are members of it.
+CREATE TYPE sorted AS (
+    done       integer[],  -- members, and all that follows in their order
+    places     integer[],
+    last_place integer,
+    ids        text[],
+    numbers    integer[],
+    results    bytea[],
+    kept       integer[],  -- those of them that are archived
+    outcomes   jsonb[],
+    others     integer[]
+);
+
+CREATE FUNCTION sorted_out(
+    of_number bigint, given_numbers integer[], given_ids text[], given_outcomes jsonb[], given_places integer[]
+) RETURNS sorted LANGUAGE plpgsql SET enable_nestloop = off SET jit = off AS $$  -- planned for ten, it would be a loop in a loop for a thousand
+DECLARE
+    s sorted;
+BEGIN
+    SELECT array_agg(n) FILTER (WHERE done), array_agg(place) FILTER (WHERE done), max(place) FILTER (WHERE done),
+           array_agg(id) FILTER (WHERE done), array_agg(number) FILTER (WHERE done),
+           CASE WHEN count(result) FILTER (WHERE done) > 0 THEN array_agg(result) FILTER (WHERE done) END,
+           array_agg(n) FILTER (WHERE done AND keep), array_agg(o) FILTER (WHERE done AND keep),
+           array_agg(n) FILTER (WHERE NOT done) INTO s
+      FROM (SELECT m.n::integer AS n, given.place, o, coalesce((o->>'keep_us')::bigint > 0, false) AS keep,
+                   o IS NULL OR (o->>'kind' = 'done' AND NOT o ? 'emit') AS done,
+                   m.id, m.number, decode(o->>'result', 'base64') AS result
+              FROM chunk, unnest(chunk.ids, chunk.in_batch) WITH ORDINALITY AS m (id, number, n),
+                   unnest(given_numbers, given_ids, given_outcomes, given_places) AS given (n, id, o, place)
+             WHERE chunk.number = of_number AND given.n = m.n AND given.id = m.id
+               AND (gone IS NULL OR get_bit(gone, m.n::integer - 1) = 0)
+             ORDER BY m.n) AS found;
+    RETURN s;
+END $$;
+
 -- End leases of members that are done, and break out those with other outcomes, or with emissions.
 -- Gives the numbers, from 1, of the leases that have ended here, and how batches are to step.
 CREATE FUNCTION settle_members(
@@ -204,7 +243,7 @@ CREATE FUNCTION settle_members(
 DECLARE
     l record;
     c record;
-    s record;
+    s sorted;
 BEGIN
     ended := '{}';
     steps := '{}';
@@ -223,19 +262,7 @@ BEGIN
         END IF;
         SELECT queue, batch, born INTO c FROM chunk WHERE number = l.number FOR UPDATE;
         CONTINUE WHEN NOT FOUND;
-        SELECT array_agg(n) FILTER (WHERE done) AS done, array_agg(place) FILTER (WHERE done) AS places,
-               max(place) FILTER (WHERE done) AS last_place,
-               array_agg(id) FILTER (WHERE done) AS ids, array_agg(number) FILTER (WHERE done) AS numbers,
-               CASE WHEN count(result) FILTER (WHERE done) > 0 THEN array_agg(result) FILTER (WHERE done) END AS results,
-               array_agg(n) FILTER (WHERE done AND keep) AS kept, array_agg(o) FILTER (WHERE done AND keep) AS outcomes,
-               array_agg(n) FILTER (WHERE NOT done) AS others INTO s
-          FROM (SELECT m.n::integer AS n, given.place, o, coalesce((o->>'keep_us')::bigint > 0, false) AS keep,
-                       o IS NULL OR (o->>'kind' = 'done' AND NOT o ? 'emit') AS done,
-                       m.id, m.number, decode(o->>'result', 'base64') AS result
-                  FROM chunk, unnest(chunk.ids, chunk.in_batch) WITH ORDINALITY AS m (id, number, n),
-                       unnest(l.numbers, l.ids, l.outcomes::jsonb[], l.places) AS given (n, id, o, place)
-                 WHERE chunk.number = l.number AND given.n = m.n AND given.id = m.id
-                   AND (gone IS NULL OR get_bit(gone, m.n::integer - 1) = 0)) AS found;
+        s := sorted_out(l.number, l.numbers, l.ids, l.outcomes::jsonb[], l.places);
         IF s.others IS NOT NULL THEN
             PERFORM break_out(l.number, s.others);
         END IF;
@@ -255,7 +282,7 @@ END $$;
 
 -- Archive members that are done, with what their outcomes say.
 CREATE FUNCTION keep_members(t terms, of_number bigint, numbers integer[], outcomes jsonb[]) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_nestloop = off SET jit = off AS $$
 BEGIN
     INSERT INTO archive (seq, pos, put_us, due_us, fence, started_us, rank, max_crashes, attempts, failures, crashes, queue,
                          id, task, body, batch, member, state, ended_us, keep_us, result)
@@ -269,7 +296,7 @@ END $$;
 -- Renew leases of members: a chunk as a whole if all that it still has are among them, else they are broken out.
 -- Gives the numbers, from 1, of those that were renewed here.
 CREATE FUNCTION renew_members(now_us bigint, fences bigint[], ids text[], until bigint) RETURNS SETOF integer
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_nestloop = off SET jit = off AS $$
 DECLARE
     l record;
     c record;
