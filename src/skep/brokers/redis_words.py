@@ -336,8 +336,9 @@ class _Round:
 class Settling:
     """A bundle of outcomes as exchange.lua takes it: the plainest ones by queue, the others one by one.
 
-    What ends plainly and is no member of a batch may be moved: nothing follows from it.  With a member a
-    batch may end, and what follows from a call is put in the order of its outcomes.
+    What ends plainly and is no member of a batch may be moved: nothing follows from it.  But not before what
+    another one emits, which may want its id or its unique key.  With a member a batch may end, and what
+    follows from a call is put in the order of its outcomes.
     """
 
     def __init__(self, outcomes: Sequence[tuple[Lease, Outcome]], homes: Homes | None = None) -> None:
@@ -362,19 +363,24 @@ class Settling:
     def _rounds(self, outcomes: Sequence[tuple[Lease, Outcome]]) -> list[_Round]:
         # Where a lease is there twice their order counts, and nothing may be moved.
         unique = len({(lease.id, lease.fence) for lease in self._leases}) == len(outcomes)
-        first = now = _Round()
-        rounds = [first]
+        rounds = [_Round()]
+        earliest = 0  # the first round that is not before anything emitted
         for n, (lease, outcome) in enumerate(outcomes):
             if not unique or outcome != _DONE:
-                now.others.append(n)
-            elif lease.batch is None:
-                first.groups.setdefault(lease.queue, []).append(n)
+                rounds[-1].others.append(n)
+                if isinstance(outcome, Done | Dead) and outcome.emit:
+                    earliest = len(rounds)
+                continue
+            if lease.batch is None:
+                if earliest == len(rounds):
+                    rounds.append(_Round())
+                now = rounds[earliest]
             else:
-                if now.others or now.members_of not in (None, lease.queue):
-                    now = _Round()
-                    rounds.append(now)
+                if rounds[-1].others or rounds[-1].members_of not in (None, lease.queue):
+                    rounds.append(_Round())
+                now = rounds[-1]
                 now.members_of = lease.queue
-                now.groups.setdefault(lease.queue, []).append(n)
+            now.groups.setdefault(lease.queue, []).append(n)
         return rounds
 
     def lost(self, numbers: Sequence[int]) -> list[int]:

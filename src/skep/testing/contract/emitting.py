@@ -85,6 +85,24 @@ class Emitting:
         assert await order(engine) == [new.id]
         assert await order(engine, "other") == [holder.id]
 
+    async def test_an_emission_whose_key_is_freed_later_in_the_call_is_left_out(self, engine: Engine) -> None:
+        """T4, I1: what follows from a call follows in the order of its outcomes."""
+        await engine.put([a_job("emits"), a_job("ends", unique="k"), a_job("plain")])
+        emits, ends, plain = await take(engine)
+        outcomes = [(emits, Done(emit=(a_job(unique="k"),))), (ends, Done()), (plain, Done())]
+
+        assert await engine.settle(outcomes) == []
+        assert await order(engine) == []
+
+    async def test_an_emission_whose_key_is_freed_earlier_in_the_call_is_put(self, engine: Engine) -> None:
+        """T4, I1."""
+        await engine.put([a_job("plain"), a_job("ends", unique="k"), a_job("emits")])
+        plain, ends, emits = await take(engine)
+        again = a_job(unique="k")
+
+        assert await engine.settle([(plain, Done()), (ends, Done()), (emits, Done(emit=(again,)))]) == []
+        assert await order(engine) == [again.id]
+
     async def test_a_job_hands_its_own_key_on(self, engine: Engine) -> None:
         """T4, I12: its key is free in the step that ends it."""
         await put_one(engine, unique="k")
