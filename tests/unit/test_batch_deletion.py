@@ -101,15 +101,12 @@ async def test_redis_looks_only_at_the_batch_that_is_deleted(valkey: RedisServer
     names: set[str] = set()
 
     async def delete(engine: Engine, batch: str) -> int:
-        assert isinstance(engine, RedisBroker)
-        link = engine._link
-        await link.command("CONFIG", "RESETSTAT", reads=True)
+        valkey.forget_calls()
         assert await engine.delete_batch(batch)
-        told = (await link.command("INFO", "commandstats", reads=True)).decode().splitlines()
-        calls = dict(line.removeprefix("cmdstat_").split(":calls=") for line in told if "calls=" in line)
+        calls = valkey.calls()
         names.clear()
         names.update(calls)
-        return sum(int(facts.split(",")[0]) for facts in calls.values())
+        return sum(calls.values())
 
     alone, among_others = await work(engine, delete)
     await engine.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from tests.unit.sweepers import Sweepers
 
@@ -11,6 +13,8 @@ from skep.brokers.postgres import PostgresBroker
 from skep.brokers.redis import RedisBroker
 from skep.brokers.redis_link import target_of
 from skep.testing.clock import FakeClock
+from skep.testing.make import a_job
+from skep.testing.redis_servers import redis
 
 
 @pytest.fixture
@@ -67,3 +71,20 @@ async def test_a_fleet_that_is_started_anew_does_not_wait_for_the_old_one(
     await fleet.start(f"new {n}" for n in range(workers))
     assert max(await fleet.pauses(150)) <= 5
     await engine.close()
+
+
+async def test_a_sweep_of_redis_does_not_look_into_each_queue(clock: FakeClock) -> None:
+    """L2: some have a queue for each of their customers."""
+    with redis() as server:  # of this test alone, since it counts all commands
+        engine = await RedisBroker(target_of(Address(server.url)), clock=clock).open()
+        later = {n: n * 1000 for n in (1, 2, 2000)}
+        await engine.put([a_job(queue=f"of-{n}", delay_ms=later.get(n, 0)) for n in range(3000)])
+        clock.advance("2s")
+        server.forget_calls()
+
+        swept = await engine.sweep()
+
+        assert sum(server.calls().values()) < 100
+        assert swept.promoted == 2
+        assert swept.next_in == timedelta(seconds=1998)
+        await engine.close()

@@ -29,6 +29,7 @@ The key layout, whose only description this is.  PREFIX is `skep:`.
     PREFIXrules, PREFIXcaps       hash     kind:scope:name -> n; queue -> n
     PREFIXlimits                  hash     scope:name -> how many run, where there is a limit on a task or key
     PREFIXqueues                  zset     the names of all queues
+    PREFIXtimed                   zset     those with scheduled jobs, by when the first is due, or earlier
     PREFIXbatches                 zset     the ids of all batches
     PREFIXbatch_ends              zset     ids of batches, by when they are forgotten
     PREFIXbatch:<id>              hash     a batch and its counts

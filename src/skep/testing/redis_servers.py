@@ -137,6 +137,17 @@ class RedisServer:
                     raise reply
         return reply
 
+    def forget_calls(self) -> None:
+        """Count the commands of `calls` from now on."""
+        self.ask("CONFIG", "RESETSTAT")
+
+    def calls(self) -> dict[str, int]:
+        """How many of each command there were, those inside of scripts too."""
+        return {
+            name.removeprefix("cmdstat_"): int(facts.partition("calls=")[2].partition(",")[0])
+            for name, facts in self.info("commandstats").items()
+        }
+
     def info(self, section: str) -> dict[str, str]:
         """Asked once more where the connection was cut: sentinels do that to one that changes its part."""
         try:

@@ -71,6 +71,7 @@ local tally = redis.call('HMGET', of_queue(queue, 'tally'), 'put', 'deleted')
 if not more and tonumber(tally[1] or 0) == tonumber(tally[2] or 0) then  -- else some run, or have come meanwhile
     redis.call('DEL', of_queue(queue, 'tally'))
     redis.call('ZREM', base .. 'queues', queue)
+    redis.call('ZREM', base .. 'timed', queue)
 end
 tell_woken()
 return {#going, more and 1 or 0}

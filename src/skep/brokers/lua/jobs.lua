@@ -110,6 +110,7 @@ local function make_ready(j, front)
     end
     if tonumber(j.s.due or j.put) > now then
         redis.call('ZADD', of_queue(j.queue, 'scheduled'), j.s.due, scheduled_as(j))
+        redis.call('ZADD', base .. 'timed', 'LT', j.s.due, j.queue)
     elseif front then
         local number = redis.call('HINCRBY', of_queue(j.queue, 'tally'), 'front', -1)
         redis.call('ZADD', of_queue(j.queue, 'front'), whole(place(j, number)), j.id)

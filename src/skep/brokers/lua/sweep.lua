@@ -13,19 +13,43 @@ local queues = redis.call('ZRANGE', base .. 'queues', 0, -1)
 local promoted, removed = 0, 0
 local doors = {}
 
-for _, queue in ipairs(queues) do
+local function past(key)
+    return redis.call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, most)
+end
+
+-- When the first job that is scheduled in a queue is due; `timed` knows it then, as it does not if jobs were removed.
+local function timed(queue)
+    local first = redis.call('ZRANGE', of_queue(queue, 'scheduled'), 0, 0, 'WITHSCORES')[2]
+    if first then
+        redis.call('ZADD', base .. 'timed', first, queue)
+    else
+        redis.call('ZREM', base .. 'timed', queue)
+    end
+    return tonumber(first)
+end
+
+-- There may be many queues: only those are looked into in which something is scheduled for now, or was.
+for _, queue in ipairs(past(base .. 'timed')) do
     local n = promote(queue, most - promoted)
     if n > 0 then
         promoted = promoted + n
         wake(queue)
     end
-    if redis.call('EXISTS', of_queue(queue, 'incoming')) == 1 then
-        doors[#doors + 1] = queue
-    end
+    timed(queue)
 end
 
-local function past(key)
-    return redis.call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, most)
+-- Nobody tells us who comes to a door.
+for first = 1, #queues, CHUNK do
+    local last = math.min(first + CHUNK - 1, #queues)
+    local names = {}
+    for n = first, last do
+        names[#names + 1] = of_queue(queues[n], 'incoming')
+    end
+    for n = first, redis.call('EXISTS', unpack(names)) > 0 and last or 0 do
+        if redis.call('EXISTS', names[n - first + 1]) == 1 then
+            doors[#doors + 1] = queues[n]
+        end
+    end
 end
 
 -- The leases of these bundles, in the order in which they were given.  Those that run are looked through, because
@@ -120,14 +144,17 @@ local function consider(moment)
     end
 end
 
-local function consider_first_of(key)
-    consider(tonumber(redis.call('ZRANGEBYSCORE', key, '(' .. whole(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]))
+local function first_of(key)
+    local first = redis.call('ZRANGEBYSCORE', key, '(' .. whole(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    return tonumber(first[2]), first[1]
 end
 
-consider_first_of(LEASES)
-for _, queue in ipairs(queues) do
-    consider_first_of(of_queue(queue, 'scheduled'))
+consider((first_of(LEASES)))
+local due, queue = first_of(base .. 'timed')
+while due and timed(queue) ~= due do
+    due, queue = first_of(base .. 'timed')
 end
+consider(due)
 local schedules_due = 0
 for _, packed in ipairs(redis.call('HVALS', base .. 'schedules')) do
     local schedule = cmsgpack.unpack(packed)
