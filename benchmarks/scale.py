@@ -18,9 +18,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from datetime import timedelta
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict
 
@@ -253,16 +255,13 @@ def shown(point: Point, first: Point) -> str:
     )
 
 
-async def measure(storage: Private, chosen: list[str], jobs: int, most: int) -> list[Point]:
-    found: list[Point] = []
-    for name in chosen:
-        function, sizes = DIMENSIONS[name]
-        points: list[Point] = []
-        for size in (size for size in sizes if size <= most):
-            points.append(await function(storage, jobs, size))
-            print(shown(points[-1], points[0]), flush=True)
-        found += points
-    return found
+async def measure(storage: Private, name: str, jobs: int, most: int) -> list[Point]:
+    function, sizes = DIMENSIONS[name]
+    points: list[Point] = []
+    for size in (size for size in sizes if size <= most):
+        points.append(await function(storage, jobs, size))
+        print(shown(points[-1], points[0]), flush=True)
+    return points
 
 
 # --- what is written ---------------------------------------------------------------------
@@ -310,8 +309,11 @@ def chart(found: dict[str, list[Point]], name: str) -> str:
     return curves(TITLES[name], unit, drawn)
 
 
-def write(found: dict[str, list[Point]], chosen: list[str], jobs: int, document: Path) -> None:
+def write(measured: dict[str, list[Point]], jobs: int, document: Path) -> None:
+    """What was not measured this time stays as it was."""
     folder = document.with_suffix("")
+    found = merged(earlier(folder / "scale.json"), measured)
+    chosen = [name for name in DIMENSIONS if any(each.dimension == name for each in chain(*found.values()))]
     for name in chosen:
         (folder / f"scale-{name}.svg").write_text(chart(found, name))
     facts = {kind: [asdict(each) for each in points] for kind, points in found.items()}
@@ -320,15 +322,28 @@ def write(found: dict[str, list[Point]], chosen: list[str], jobs: int, document:
     document.write_text(between_markers(document.read_text(), "scale", text, "scale.py"))
 
 
+def earlier(file: Path) -> dict[str, list[Point]]:
+    return msgspec.json.decode(file.read_bytes(), type=dict[str, list[Point]]) if file.exists() else {}
+
+
+def merged(old: dict[str, list[Point]], new: dict[str, list[Point]]) -> dict[str, list[Point]]:
+    both = {kind: [*new.get(kind, ())] for kind in [*old, *(kind for kind in new if kind not in old)]}
+    for kind, points in old.items():
+        measured = {each.dimension for each in both[kind]}
+        both[kind] += [each for each in points if each.dimension not in measured]
+    return both
+
+
 def main(arguments: argparse.Namespace) -> None:
-    chosen = arguments.only or [*DIMENSIONS]
-    found = {}
+    found: dict[str, list[Point]] = {}
     for kind in arguments.where:
-        with private(kind) as storage:
-            print(kind, flush=True)
-            found[kind] = asyncio.run(measure(storage, chosen, arguments.jobs, arguments.most))
+        print(kind, flush=True)
+        for name in arguments.only or DIMENSIONS:
+            with private(kind) as storage:  # a new one, which does not tidy up after the last dimension
+                points = asyncio.run(measure(storage, name, arguments.jobs, arguments.most))
+            found[kind] = [*found.get(kind, ()), *points]
     if arguments.write:
-        write(found, chosen, arguments.jobs, arguments.write)
+        write(found, arguments.jobs, arguments.write)
 
 
 if __name__ == "__main__":
