@@ -149,9 +149,16 @@ class SQLiteFile:
             check_same_thread=False,
             cached_statements=256,
         )
+        try:
+            self._set_up(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _set_up(self, connection: sqlite3.Connection) -> None:
         (mode,) = self._patiently(lambda: connection.execute("PRAGMA journal_mode = wal").fetchone())
         if mode != "wal":
-            connection.close()
             raise UnsafeStorage(
                 f"{self.path} cannot use a write-ahead log (it answered {mode!r}): use a local disk"
             )
@@ -164,9 +171,7 @@ class SQLiteFile:
         connection.execute("PRAGMA journal_size_limit = 67108864")
         (level,) = connection.execute("PRAGMA synchronous").fetchone()
         if level != _SYNCHRONOUS[self._synchronous]:
-            connection.close()
             raise UnsafeStorage(f"{self.path} did not accept synchronous={self._synchronous}")
-        return connection
 
     def _check_place(self) -> None:
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
