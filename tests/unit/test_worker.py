@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import Annotated, Any
@@ -38,6 +38,7 @@ from skep.job import Job as Envelope
 from skep.registry import Next
 from skep.testing.make import a_job
 from skep.worker import Lane, Mode, Settings, Worker
+from skep.worker.pump import Pump
 from skep.worker.slots import MOST_BYTES, SlotLane
 
 AT_ONCE = repeat(3, fixed(0))
@@ -1146,6 +1147,39 @@ async def test_of_many_idle_workers_those_who_are_always_too_late_step_back(
         assert looks < 24 * 300 * 2 / 3
         await others.aclose()
         await run_one()
+
+
+async def test_who_gets_each_job_it_hears_of_does_not_step_back(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many turns it takes to settle them, because others end meanwhile."""
+    steps: list[Pump] = []
+
+    async def step_back(self: Pump) -> None:
+        steps.append(self)
+
+    def slow(verb: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
+        async def act(*args: Any, **kwargs: Any) -> object:
+            await asyncio.sleep(0.003)
+            return await verb(*args, **kwargs)
+
+        return act
+
+    monkeypatch.setattr(Pump, "_step_back", step_back)
+    monkeypatch.setattr(MemoryBroker, "settle", slow(MemoryBroker.settle))
+    monkeypatch.setattr(MemoryBroker, "exchange", slow(MemoryBroker.exchange))
+
+    @app.task(result_ttl="1h")
+    async def some(milliseconds: int) -> None:
+        if milliseconds:
+            await asyncio.sleep(milliseconds / 1000)
+
+    async with working(app):
+        for _ in range(5):
+            handles = await some.many(range(0, 20, 2)).aenqueue()
+            for handle in handles:
+                await handle.aresult(timeout="20s")
+    assert steps == []
 
 
 async def test_a_delayed_job_starts_when_it_is_due_and_not_at_the_next_poll(app: App) -> None:

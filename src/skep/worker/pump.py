@@ -146,6 +146,7 @@ class Pump:
                 self._give_back(lane)
         leased = await self._exchange()
         self._beaten = 0 if leased else self._beaten + self._hinted
+        self._hinted = False
         if await self._settle_rest(leased) and self._settings.mode is not Mode.FOREVER:
             return  # a job may have come back after we looked: not drained before the next look
         self._look_whether_drained(leased)
@@ -286,7 +287,6 @@ class Pump:
             await asyncio.sleep(0 if starving or len(self._done) >= ENOUGH else LINGER)
             return
         self.resting.set()
-        self._hinted = False
         now = self._clock()
         # Each sweep is followed by a look.  Where hints arrive that is often enough, and no poll is needed.
         timeout = max(0.0, self._next_sweep - now)
