@@ -58,6 +58,35 @@ async def test_what_was_written_before_the_watch_and_is_committed_after_it_is_se
         await asyncio.wait_for(looks.seen.wait(), WAIT)
 
 
+async def test_a_wait_before_which_nothing_was_written_looks_once(log: Path) -> None:
+    """Or else an idle worker would look again and again for nothing, each time it has waited long enough."""
+    watches = FileWatches(str(log))
+    with watches.calling(looks := Looks()):
+        await looks_are_over(looks)
+    with watches.calling(looks := Looks()):
+        await looks_are_over(looks)
+    assert looks.count == 1
+
+
+async def test_what_was_written_between_two_waits_and_is_committed_in_the_second_is_seen(log: Path) -> None:
+    watches = FileWatches(str(log))
+    with watches.calling(looks := Looks()):
+        await looks_are_over(looks)
+    write(log)
+    with watches.calling(looks := Looks()):
+        looks.commit()
+        await asyncio.wait_for(looks.seen.wait(), WAIT)
+
+
+async def test_looks_that_one_wait_did_not_come_to_are_for_the_next(log: Path) -> None:
+    watches = FileWatches(str(log))
+    with watches.calling(Looks()):
+        pass
+    with watches.calling(looks := Looks()):
+        looks.commit()
+        await asyncio.wait_for(looks.seen.wait(), WAIT)
+
+
 async def test_without_the_systems_help_it_looks_often(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: str) -> int:
         raise OSError("no more watches")
@@ -177,6 +206,10 @@ async def looks_are_over(looks: Looks) -> None:
     while seen != looks.count:
         seen = looks.count
         await asyncio.sleep(watching.FIRST_LOOK * watching.GROWTH ** (watching.LOOKS + 1))
+
+
+def write(log: Path) -> None:
+    log.write_bytes(b"more")
 
 
 def made_anew(log: Path) -> Path:

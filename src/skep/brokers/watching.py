@@ -42,8 +42,8 @@ class FileWatch:
     """Between `begin` and `rest`, calls `look` after the file was written to, until that sees something new.
 
     A write is not yet a commit: the log is written, then synced, and only then do others see it, which no
-    system tells about.  So after each write there are several looks, further and further apart; and also from
-    the beginning, for what was written just before and is committed just after that.
+    system tells about.  So after each write there are several looks, further and further apart.  What was
+    written between two waits counts as well, and those looks that one wait did not come to are for the next.
 
     Of many processes that wait for jobs all are told of each write, and one of them gets the job.  Who has
     looked in vain many times is not told any more while there is something new at each look, and looks by
@@ -70,7 +70,7 @@ class FileWatch:
         if self._fd is not None and self._timer is not None:
             self._listen()
             self._loop.add_reader(self._timer.fd, self._time_is_up)
-            self._look_anew()
+            self._look_again()
         else:
             self._poll()
 
@@ -96,8 +96,12 @@ class FileWatch:
 
     def _renew(self) -> None:
         """The file may be another one by now: SQLite removes its log when the last one closes it."""
-        if self._fd is not None and self._is_gone():
-            self.close()
+        if self._fd is not None:
+            told = self._told()
+            if told & _IN_IGNORED:
+                self.close()
+            elif told:
+                self._looks = 0
         with suppress(OSError, AttributeError):
             file = os.stat(self._path).st_ino
             if self._fd is None or self._timer is None or self._file != file:
@@ -105,28 +109,32 @@ class FileWatch:
                 self._fd = _watch(self._path)
                 self._timer = FineTimer()
                 self._file = file
+                self._looks = 0
 
-    def _is_gone(self) -> bool:
-        """The system says so.  The number of the file does not: a new one may have it by now."""
+    def _told(self) -> int:
+        """What has happened to the file since we asked last, all in one.
+
+        That it is gone only the system says.  Its number does not: a new file may have it by now.
+        """
         assert self._fd is not None
-        told = b""
+        events = b""
         with suppress(BlockingIOError):
-            told = os.read(self._fd, 65536)
-        return any(mask & _IN_IGNORED for _, mask, _, _ in struct.iter_unpack("iIII", told))
+            events = os.read(self._fd, 65536)
+        told = 0
+        for _, mask, _, _ in struct.iter_unpack("iIII", events):
+            told |= mask
+        return told
 
     def _written(self) -> None:
-        if self._is_gone():
+        if self._told() & _IN_IGNORED:
             self.rest()
             self.close()
             self.begin(self._look)
         elif pause := self._pause():
             self._step_back(pause)
         else:
-            self._look_anew()
-
-    def _look_anew(self) -> None:
-        self._looks = 0
-        self._look_again()
+            self._looks = 0
+            self._look_again()
 
     def _time_is_up(self) -> None:
         assert self._timer is not None
