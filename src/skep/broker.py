@@ -405,6 +405,10 @@ class Remote(Protocol):
         """Do calls take effect in the order in which they are made, also if none waits for the last?"""
         ...
 
+    async def forget_tokens(self, tokens: Sequence[str]) -> None:
+        """Nobody will repeat the puts of these tokens: they need not be known for the rest of their day."""
+        ...
+
 
 class Lent(Protocol):
     """A transaction of the engine's own, while it is lent to a running job."""

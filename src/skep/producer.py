@@ -10,6 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from types import SimpleNamespace
@@ -19,13 +20,14 @@ from skep.address import Address, masked
 from skep.broker import Durability, Engine, Receipt, Remote, Transactional
 from skep.clock import Clock
 from skep.engines import make_engine, require, target_of
-from skep.errors import BadSetting, EngineUnavailable, OutcomeUnknown
+from skep.errors import BadSetting, EngineError, EngineUnavailable, OutcomeUnknown
 from skep.job import Job, new_id
 
 T = TypeVar("T")
 
 MOST_PER_PUT = 1000
 REPEAT_AFTER = (0.1, 0.5, 2.0)  # seconds, about, before a put whose answer was lost is made again
+SPENT_AT_ONCE = 100
 
 
 class Coalescer:
@@ -166,17 +168,38 @@ async def surely(call: Callable[[], Awaitable[T]]) -> T:
     raise unknown
 
 
-async def _put_over_a_wire(engine: Engine, jobs: list[Job]) -> list[Receipt]:
-    """Put with a token, and again with the same one where the answer was lost: that makes no second job."""
-    token, calls = new_id(), 0
+class PutsOverAWire:
+    """Each put has a token, and is made again with the same one where its answer was lost: that makes no
+    second job.
 
-    async def put() -> list[Receipt]:
-        nonlocal calls
-        calls += 1
-        return await engine.put(jobs, token=token)
+    What is answered at once is never repeated, so its token is spent.  The engine is told so, of many at a
+    time: or else it would know the tokens of a whole day.
+    """
 
-    receipts = await surely(put)
-    return receipts if calls == 1 else _first_receipts(jobs, receipts)
+    def __init__(self) -> None:
+        self._spent: list[str] = []
+
+    async def put(self, engine: Engine, jobs: list[Job]) -> list[Receipt]:
+        token, calls = new_id(), 0
+
+        async def put() -> list[Receipt]:
+            nonlocal calls
+            calls += 1
+            return await engine.put(jobs, token=token)
+
+        receipts = await surely(put)
+        if calls > 1:  # and the first may still be on its way
+            return _first_receipts(jobs, receipts)
+        self._spent.append(token)
+        if len(self._spent) >= SPENT_AT_ONCE:
+            await self._forget_spent(engine)
+        return receipts
+
+    async def _forget_spent(self, engine: Engine) -> None:
+        spent, self._spent = self._spent, []
+        if isinstance(engine, Remote):  # a test may have lent another one meanwhile
+            with suppress(EngineError):  # then they are known for their day
+                await engine.forget_tokens(spent)
 
 
 def _first_receipts(jobs: list[Job], receipts: list[Receipt]) -> list[Receipt]:
@@ -239,6 +262,7 @@ class Producer:
         self._opening: Future[None] | None = None  # set while somebody does so, in this thread:
         self._opener = 0
         self._remote = self._in_order = False  # asked once: isinstance() of a protocol takes long
+        self._over_a_wire = PutsOverAWire()
         self._background: Background | None = None
         self._coalescers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Coalescer]
         self._coalescers = weakref.WeakKeyDictionary()
@@ -342,7 +366,7 @@ class Producer:
     async def _put(self, jobs: list[Job]) -> list[Receipt]:
         engine = await self.ready()
         if self._remote:
-            return await _put_over_a_wire(engine, jobs)
+            return await self._over_a_wire.put(engine, jobs)
         return await engine.put(jobs)
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:

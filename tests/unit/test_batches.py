@@ -547,6 +547,8 @@ class Overlapping(Counting):
 
     remote = in_order = True
 
+    async def forget_tokens(self, tokens: Sequence[str]) -> None: ...
+
     def __init__(self) -> None:
         super().__init__()
         self.at_once = self.most_at_once = 0

@@ -277,6 +277,9 @@ class PostgresBroker:
             self._hints.tell(news)
         return Receipt(job.id, row[0])
 
+    async def forget_tokens(self, tokens: Sequence[str]) -> None:
+        await self._write("forget_tokens", tokens)
+
     def _seconds_until_due(self, job: Job) -> float:
         """By our own clock, since it is only for a hint."""
         if job.due_at is None:

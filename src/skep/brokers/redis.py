@@ -306,6 +306,10 @@ class RedisBroker:
             receipts[n - 1] = Receipt(there.decode(), False)
         return receipts
 
+    async def forget_tokens(self, tokens: Sequence[str]) -> None:
+        if tokens:
+            await self._link.command("ZREM", f"{self._prefix}tokens", *tokens)
+
     async def seal(self, batch: str) -> bool:
         return bool(await self._call("seal", batch))
 

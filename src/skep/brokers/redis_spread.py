@@ -143,6 +143,10 @@ class SpreadBroker:
         return True
 
     @property
+    def in_order(self) -> bool:
+        return False  # each home has its own
+
+    @property
     def durability(self) -> Durability:
         return self._homes[0].durability
 
@@ -321,6 +325,9 @@ class SpreadBroker:
         queues = [self._places.of_job(job.queue, job.id) for job in jobs]
         chosen = [job.id for job in jobs if job.chosen]
         return [*capped, *map(self._places.of, [*batches, *keys, *chosen]), *queues, 0][0]
+
+    async def forget_tokens(self, tokens: Sequence[str]) -> None:
+        await asyncio.gather(*(home.forget_tokens(tokens) for home in self._homes))
 
     async def seal(self, batch: str) -> bool:
         return await self._of(batch).seal(batch)

@@ -19,6 +19,9 @@ SELECT skep.put_one($1, $2, $3, $4, $5, $6, $7, $8), pg_notify($9, $10);
 -- name: put_called
 SELECT n, there FROM skep.put_called($1);
 
+-- name: forget_tokens
+DELETE FROM skep.token WHERE token = ANY ($1::text[]);
+
 -- name: settle_lent
 SELECT skep.settle_lent($1, $2, $3, $4, $5, $6);
 

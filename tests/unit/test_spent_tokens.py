@@ -1,0 +1,120 @@
+"""Tokens of puts that nobody will repeat are not kept for their day."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+import pytest_asyncio
+
+from skep import App
+from skep.address import Address
+from skep.broker import Engine, Receipt, Remote
+from skep.brokers.memory import MemoryBroker
+from skep.brokers.postgres import PostgresBroker
+from skep.brokers.redis import RedisBroker
+from skep.brokers.redis_homes import Homes
+from skep.brokers.redis_spread import SpreadBroker
+from skep.brokers.redis_target import target_of
+from skep.errors import EngineUnavailable, OutcomeUnknown
+from skep.job import Done, Job
+from skep.producer import SPENT_AT_ONCE
+from skep.testing.contract.steps import settle_one, take_one
+from skep.testing.make import a_job
+
+
+@pytest.fixture(params=["postgres", "redis", "homes"])
+def made(request: pytest.FixtureRequest) -> Engine:
+    if request.param == "postgres":
+        url, schema = request.getfixturevalue("postgres_url"), request.getfixturevalue("schema")
+        return PostgresBroker(url, schema=schema)
+    target = target_of(Address(request.getfixturevalue("valkey_url")))
+    prefix = request.getfixturevalue("prefix")
+    if request.param == "redis":
+        return RedisBroker(target, prefix=f"{prefix}:")
+    return SpreadBroker(target, Homes(4), prefix=f"{{{prefix}}}:")
+
+
+@pytest_asyncio.fixture
+async def engine(made: Engine) -> AsyncIterator[Engine]:
+    yield await made.open()
+    await made.close()
+
+
+async def _is_known(engine: Engine, job: Job, token: str) -> bool:
+    [receipt] = await engine.put([job], token=token)
+    return not receipt.created
+
+
+async def test_a_token_that_is_spent_is_forgotten_and_no_other(engine: Engine) -> None:
+    """I1: only who made the put can know that nobody repeats it."""
+    assert isinstance(engine, Remote)
+    jobs = {token: a_job() for token in ("one", "two", "three")}
+    for token, job in jobs.items():
+        await engine.put([job], token=token)
+        await settle_one(engine, await take_one(engine), Done())
+    await engine.forget_tokens(["one", "three", "never heard of"])
+    await engine.forget_tokens([])
+    assert [await _is_known(engine, job, token) for token, job in jobs.items()] == [False, True, False]
+
+
+class AtTheOtherEnd(MemoryBroker):
+    """As at the other end of a wire, on which the first answer to these puts is lost."""
+
+    remote, in_order = True, False
+
+    def __init__(self, *lost: int) -> None:
+        super().__init__()
+        self.lost = lost
+        self.tokens: list[str] = []
+        self.forgotten: list[str] = []
+        self.forgets = True
+
+    async def put(self, jobs: Sequence[Job], *, token: str | None = None) -> list[Receipt]:
+        assert token is not None
+        receipts = await super().put(jobs, token=token)
+        self.tokens.append(token)
+        if len(self.tokens) in self.lost:
+            raise OutcomeUnknown("nobody knows")
+        return receipts
+
+    async def forget_tokens(self, tokens: Sequence[str]) -> None:
+        if not self.forgets:
+            raise EngineUnavailable("not now")
+        self.forgotten += tokens
+
+
+async def _put(engine: AtTheOtherEnd, times: int) -> None:
+    app = App("memory://")
+    app._engine = engine
+
+    @app.task
+    async def ping() -> None: ...
+
+    for _ in range(times):
+        await ping.aenqueue()
+    assert len(await app.jobs.afind(limit=times + 1)) == times
+
+
+async def test_what_was_answered_at_once_is_spent() -> None:
+    """So an engine knows no more tokens than so many of each process, and not those of a day."""
+    engine = AtTheOtherEnd()
+    await _put(engine, 3 * SPENT_AT_ONCE + 5)
+    assert engine.forgotten == engine.tokens[: 3 * SPENT_AT_ONCE]
+
+
+async def test_a_put_that_was_repeated_may_come_late_and_its_token_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("skep.producer.REPEAT_AFTER", (0.001,))
+    engine = AtTheOtherEnd(7)
+    await _put(engine, SPENT_AT_ONCE + 1)
+    assert engine.tokens[6] == engine.tokens[7]
+    assert engine.tokens[7] not in engine.forgotten
+    assert len(engine.forgotten) == SPENT_AT_ONCE
+
+
+async def test_nobody_is_harmed_if_the_engine_is_away_when_it_should_forget() -> None:
+    engine = AtTheOtherEnd()
+    engine.forgets = False
+    await _put(engine, SPENT_AT_ONCE + 1)
