@@ -87,6 +87,18 @@ async def test_looks_that_one_wait_did_not_come_to_are_for_the_next(log: Path) -
         await asyncio.wait_for(looks.seen.wait(), WAIT)
 
 
+async def test_the_commit_after_one_that_was_for_others_is_seen(log: Path) -> None:
+    """The write that was told of may have been the next one's already; another does not come."""
+    looks = Looks()
+
+    def others_first() -> bool:
+        return looks() or looks.count == 1
+
+    with FileWatches(str(log)).calling(others_first):
+        looks.commit()
+        await asyncio.wait_for(looks.seen.wait(), WAIT)
+
+
 async def test_without_the_systems_help_it_looks_often(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: str) -> int:
         raise OSError("no more watches")

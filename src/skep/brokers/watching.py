@@ -39,7 +39,7 @@ class FineTimer:
 
 
 class FileWatch:
-    """Between `begin` and `rest`, calls `look` after the file was written to, until that sees something new.
+    """Between `begin` and `rest`, calls `look` after the file was written to.
 
     A write is not yet a commit: the log is written, then synced, and only then do others see it, which no
     system tells about.  So after each write there are several looks, further and further apart.  What was
@@ -147,7 +147,7 @@ class FileWatch:
         seen, pause = self._look(), self._pause()
         if seen and pause:
             self._step_back(pause)
-        elif not seen:
+        else:  # also after what was seen: the write may have been that of the next commit
             self._listen()
             if self._looks < LOOKS:
                 self._timer.start(max(FIRST_LOOK * GROWTH**self._looks, pause))
