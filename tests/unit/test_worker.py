@@ -183,6 +183,31 @@ async def test_a_job_may_bring_its_own_strategies(app: App) -> None:
     assert record.keep_until - record.ended_at == timedelta(hours=1)
 
 
+async def test_failures_are_in_the_log(app: App, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever looks there first finds what failed, how often, and where."""
+
+    @app.task(name="mail.send", on_error=repeat(1, fixed(0)))
+    async def send(address: str) -> None:
+        raise ValueError(f"no such address: {address}")
+
+    @app.task(name="mail.read")
+    async def read() -> None: ...
+
+    await read.aenqueue()
+    handle = await send.aenqueue("nobody")
+    with caplog.at_level(logging.WARNING, "skep.worker"):
+        await work(app)
+    again, dead = caplog.records
+    assert again.levelname == "WARNING"
+    assert again.getMessage() == (
+        f"mail.send {handle.id}, attempt 1, failed and runs again at once: "
+        f"ValueError: no such address: nobody"
+    )
+    assert dead.levelname == "ERROR"
+    assert f"mail.send {handle.id}, attempt 2, is dead (failed): ValueError" in dead.getMessage()
+    assert "in send" in dead.getMessage()
+
+
 async def test_retries_may_run_from_another_queue(app: App) -> None:
     """S3.27."""
 

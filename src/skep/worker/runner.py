@@ -44,7 +44,7 @@ from skep.signature import current
 from skep.task import Task
 from skep.transaction import Transaction
 from skep.worker.attempt import Attempt, Ended
-from skep.worker.judging import Judge, with_last_words
+from skep.worker.judging import DONE, Judge, with_last_words
 from skep.worker.processes import ChildPool, Crashed
 from skep.worker.providing import provide
 from skep.worker.slots import Slot, Stop
@@ -88,6 +88,8 @@ class Runner:
                 return await self._run_in_transaction(attempt, slot)
             ended = await self._perform(attempt, slot)
             outcome = self._judge.judge(attempt, ended)
+            if outcome is not DONE:
+                _tell_of_failure(attempt, outcome)
             if self._registry.hooked:
                 slot.outcome = outcome  # it is over: from here on nothing can stop it
                 await self._report(attempt, ended, outcome)
@@ -128,6 +130,7 @@ class Runner:
         if isinstance(outcome, Done) and not settled:
             log.warning("job %s ended after its lease was lost: it is rolled back", attempt.job.id)
             outcome = None
+        _tell_of_failure(attempt, outcome)
         if self._registry.hooked:
             slot.committing, slot.outcome = True, None if settled else outcome
             await self._report(attempt, ended, outcome)
@@ -316,3 +319,29 @@ def _uncancel() -> None:
     task = asyncio.current_task()
     while task is not None and task.cancelling():
         task.uncancel()
+
+
+def _tell_of_failure(attempt: Attempt, outcome: Outcome | None) -> None:
+    """In the log, for whoever looks there first.  The history of the job has the same."""
+    match outcome:
+        case Retry(delay=delay, error=Error() as error):
+            log.warning(
+                "%s failed and runs again %s: %s: %s",
+                _named(attempt),
+                f"after {delay.total_seconds():g} s" if delay else "at once",
+                error.type,
+                error.message,
+            )
+        case Dead(reason=reason, error=Error() as error):
+            log.error(
+                "%s is dead (%s): %s: %s%s",
+                _named(attempt),
+                reason,
+                error.type,
+                error.message,
+                error.traceback and f"\n{error.traceback.rstrip()}",
+            )
+
+
+def _named(attempt: Attempt) -> str:
+    return f"{attempt.task.name} {attempt.job.id}, attempt {attempt.job.attempt},"
