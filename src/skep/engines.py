@@ -9,7 +9,7 @@ from typing import Protocol, cast
 from skep.address import Address, masked
 from skep.broker import Durability, Engine
 from skep.clock import Clock
-from skep.errors import DurabilityTooLow, UnknownEngine
+from skep.errors import DriverMissing, DurabilityTooLow, UnknownEngine
 
 GROUP = "skep.engines"  # the entry points by which other packages offer engines
 
@@ -27,6 +27,8 @@ _OWN = {
     "sqlite": "skep.brokers.sqlite:from_url",
 }
 
+_EXTRAS = {"asyncpg": "postgres", "hiredis": "redis"}  # of our own package, by the module that they bring
+
 _ADVICE = {
     Durability.PROCESS: "choose an engine that outlives the process, such as sqlite:///jobs.db",
     Durability.POWER: "let the engine sync each commit (SQLite: synchronous=full, and not on tmpfs)",
@@ -42,7 +44,12 @@ def make_engine(url: str, *, clock: Clock | None = None) -> Engine:
     """The engine that `url` names, not yet opened; `UnknownEngine` or `BadSetting` if there is none."""
     address = Address(url)
     module, _, name = target_of(address).partition(":")
-    make = cast("MakeEngine", getattr(importlib.import_module(module), name))
+    try:
+        make = cast("MakeEngine", getattr(importlib.import_module(module), name))
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRAS:
+            raise
+        raise DriverMissing(f"{address.scheme}://", error.name, _EXTRAS[error.name]) from error
     return make(address, clock)
 
 

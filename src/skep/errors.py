@@ -172,6 +172,11 @@ class UnknownEngine(EngineError, ValueError):
         self.url = url
 
 
+class DriverMissing(EngineError, ImportError):
+    def __init__(self, scheme: str, module: str, extra: str) -> None:
+        super().__init__(f"{scheme} needs {module}, which is not installed: install skep[{extra}]")
+
+
 class EngineUnavailable(EngineError):
     """The engine could not be reached, or did not answer in time, and the call had no effect."""
 

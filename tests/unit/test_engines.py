@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
 from types import ModuleType
@@ -26,6 +27,23 @@ def test_an_unknown_scheme_lists_the_known_ones_and_hides_the_password() -> None
     with pytest.raises(UnknownEngine, match=r"memory://, postgres://, .* redis://, .* sqlite://") as caught:
         make_engine("carrier-pigeon://bob:secret@roof")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "driver", "advice"),
+    [
+        ("postgresql://localhost/db", "asyncpg", "install skep[postgres]"),
+        ("redis://localhost", "hiredis", "install skep[redis]"),
+        ("redis+cluster://localhost", "hiredis", "install skep[redis]"),
+    ],
+)
+def test_who_has_no_driver_is_told_what_to_install(url: str, driver: str, advice: str) -> None:
+    program = f"import sys; sys.modules[{driver!r}] = None; from skep.cli import main; main()"
+    command = [sys.executable, "-c", program, "queues", "--url", url]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert advice in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_an_option_that_the_engine_does_not_know_is_refused() -> None:
