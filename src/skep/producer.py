@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import ctypes
 import os
 import random
 import threading
@@ -28,6 +30,7 @@ T = TypeVar("T")
 MOST_PER_PUT = 1000
 REPEAT_AFTER = (0.1, 0.5, 2.0)  # seconds, about, before a put whose answer was lost is made again
 SPENT_AT_ONCE = 100
+WINDS_UP_WITHIN = 2.0  # seconds, when the program ends
 
 
 class Coalescer:
@@ -217,9 +220,12 @@ class Background:
     """One event loop in a thread, for callers that have none."""
 
     def __init__(self) -> None:
+        self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="skep-background", daemon=True)
         self._thread.start()
+        _backgrounds.add(self)
+        atexit.register(self._at_exit)
 
     def _run(self) -> None:
         self._loop.run_forever()
@@ -229,9 +235,36 @@ class Background:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def stop(self) -> None:
+        atexit.unregister(self._at_exit)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    def _at_exit(self) -> None:
+        """Who ends without `close()` lets go of its connections all the same."""
+        if self._pid == os.getpid():  # or else it is the parent's, whose thread is not here
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(WINDS_UP_WITHIN)
+
+    def leave_to_the_parent(self) -> None:
+        """In a child: what runs in this loop is never torn down here, also not when the child ends.
+
+        Tasks that are destroyed clean up, and would say goodbye on connections that are still the parent's.
+        """
+        everything = [self._loop, *asyncio.all_tasks(self._loop)]
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(everything))
+
+
+_backgrounds: weakref.WeakSet[Background] = weakref.WeakSet()
+
+
+def _leave_all_to_the_parent() -> None:
+    for background in _backgrounds:
+        background.leave_to_the_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_all_to_the_parent)
 
 
 async def _wind_up() -> None:
@@ -371,7 +404,11 @@ class Producer:
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine for a synchronous caller."""
-        self.engine  # noqa: B018  # notices a fork, after which the old thread is not there
+        try:
+            self.engine  # noqa: B018  # notices a fork, after which the old thread is not there
+        except BaseException:
+            coroutine.close()
+            raise
         if self._opening is not None and self._opener == threading.get_ident():
             coroutine.close()
             raise BadSetting(
