@@ -41,7 +41,7 @@ def test_who_has_no_driver_is_told_what_to_install(url: str, driver: str, advice
     program = f"import sys; sys.modules[{driver!r}] = None; from skep.cli import main; main()"
     command = [sys.executable, "-c", program, "queues", "--url", url]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout) == (2, "")
+    assert (ended.returncode, ended.stdout) == (1, "")
     assert advice in ended.stderr
     assert "Traceback" not in ended.stderr
 

@@ -69,7 +69,7 @@ EXAMPLES: list[tuple[SkepError, str, dict[str, object]]] = [
     (WaitsForever(), "give a timeout=", {}),
     (EngineError("no"), "no", {}),
     (UnknownEngine("x://", ["memory://", "sqlite://"]), "one of memory://, sqlite://", {"url": "x://"}),
-    (DriverMissing("redis://", "hiredis", "redis"), r"install skep\[redis\]", {}),
+    (DriverMissing("redis://", "hiredis", "redis"), "install skep[redis]", {}),
     (EngineUnavailable("no answer"), "no answer", {}),
     (OutcomeUnknown("the answer was lost"), "the answer was lost", {}),
     (EngineClosed(), "call open() first", {}),
