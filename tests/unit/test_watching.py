@@ -206,6 +206,20 @@ async def test_who_is_in_no_hurry_sees_a_commit_all_the_same(log: Path) -> None:
             await asyncio.wait_for(looks.seen.wait(), WAIT)
 
 
+async def test_who_is_in_no_hurry_looks_again_after_a_write_that_is_not_yet_a_commit(log: Path) -> None:
+    watches = FileWatches(str(log))
+    looks = Looks()
+    with watches.calling(looks):
+        await looks_are_over(looks)
+        watches.vain = 1000
+        before = looks.count
+        write(log)
+        while looks.count == before:
+            await asyncio.sleep(0)
+        looks.commit()
+        await asyncio.wait_for(looks.seen.wait(), WAIT)
+
+
 def replace(log: Path) -> None:
     """File systems give the number of a removed file to the next, mostly; if not, this shows less."""
     log.unlink()

@@ -130,10 +130,11 @@ class FileWatch:
             self.rest()
             self.close()
             self.begin(self._look)
-        elif pause := self._pause():
+            return
+        self._looks = 0
+        if pause := self._pause():
             self._step_back(pause)
         else:
-            self._looks = 0
             self._look_again()
 
     def _time_is_up(self) -> None:
