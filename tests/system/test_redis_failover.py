@@ -302,18 +302,18 @@ async def test_a_message_on_any_node_is_heard_and_lists_are_watched_where_they_a
     channel = prefix.encode()
     async with link_to(cluster.url) as link:
         await link.wait_for(channels=[channel], timeout=10)
-        link.looked()
+        link.looked([channel])
         for server in cluster.masters:
             waiting = asyncio.ensure_future(link.wait_for(channels=[channel], timeout=10))
             server.ask("PUBLISH", prefix, "")
             assert await waiting
-            link.looked()
+            link.looked([channel])
         for key in lists:
             waiting = asyncio.ensure_future(link.wait_for(lists=lists, timeout=10))
             await link.command("LPUSH", key, "x")
             assert await waiting
             await link.command("DEL", key)
-            link.looked()
+            link.looked(lists)
 
 
 async def test_slots_that_move_are_followed_also_in_the_middle_of_the_move(

@@ -597,7 +597,7 @@ async def listening(link: RedisLink, **what: list[bytes]) -> None:
     """A first wait returns when listening has begun."""
     for _ in range(sum(map(len, what.values()))):
         assert await link.wait_for(**what, timeout=10)
-        link.looked()
+        link.looked([name for names in what.values() for name in names])
         if not await link.wait_for(**what, timeout=0.05):
             return
 
@@ -617,7 +617,7 @@ async def test_a_message_that_came_between_two_waits_is_not_missed(link: RedisLi
     await listening(link, channels=channels)
     await link.command("PUBLISH", prefix, "")
     assert await link.wait_for(channels=channels, timeout=10)
-    link.looked()
+    link.looked(channels)
 
     assert not await link.wait_for(channels=channels, timeout=0.01)
 
@@ -632,7 +632,7 @@ async def test_an_element_pushed_by_a_stranger_ends_a_wait_and_stays(link: Redis
         assert await waiting
         assert await link.command("LRANGE", lists[1], 0, -1) == [b"job"]
         await link.command("DEL", lists[1])
-        link.looked()
+        link.looked(lists)
 
 
 async def test_all_who_wait_for_a_list_are_woken_by_one_element(url: str, prefix: str) -> None:
@@ -654,7 +654,7 @@ async def test_a_blocking_wait_delays_no_call(server: RedisServer) -> None:
     async with opened(link_to(server.url)) as link:
         waiting = asyncio.ensure_future(link.wait_for(channels=[b"c"], lists=[b"l"], timeout=60))
         await waiting  # listening has begun
-        link.looked()
+        link.looked([b"c", b"l"])
         waiting = asyncio.ensure_future(link.wait_for(channels=[b"c"], lists=[b"l"], timeout=60))
         await until(lambda: blocked(link, 1))
         assert await asyncio.gather(*(link.command("ECHO", n) for n in range(100))) == [
@@ -680,7 +680,7 @@ async def test_ears_come_back_after_their_connection_was_killed(server: RedisSer
         server.ask("CLIENT", "KILL", "TYPE", "pubsub")
 
         assert await link.wait_for(channels=[b"c"], timeout=10)  # something may have come meanwhile
-        link.looked()
+        link.looked([b"c"])
         waiting = asyncio.ensure_future(link.wait_for(channels=[b"c"], timeout=10))
         await link.command("PUBLISH", "c", "")
         assert await waiting
@@ -700,7 +700,7 @@ async def test_a_list_that_nobody_empties_wakes_only_now_and_then(link: RedisLin
     end = loop.time() + 0.5
     while loop.time() < end:
         woken += await link.wait_for(lists=[prefix.encode()], timeout=0.5)
-        link.looked()
+        link.looked([prefix.encode()])
     await link.command("DEL", prefix)
 
     assert 1 < woken < 20

@@ -419,7 +419,7 @@ class MemoryBroker:
     def _lease(
         self, wants: Mapping[str, int], span: timedelta, holder: str, limit: int | None
     ) -> list[Lease]:
-        self._waiters.looked()
+        self._waiters.looked(wants)
         now_us = self._clock.now_us()
         until_us = now_us + span_us(span)
         until = from_us(until_us)

@@ -435,7 +435,7 @@ class PostgresBroker:
         holder: str,
         limit: int | None,
     ) -> Exchange:
-        self._waiters.looked()
+        self._waiters.looked(wants)
         fences = [lease.fence for lease, _ in outcomes]
         # The common outcome needs no words, unless a lease is there twice: then their order counts.
         short = len(set(fences)) == len(fences)

@@ -349,7 +349,7 @@ class RedisBroker:
         self, settling: Settling, wants: Mapping[str, int], span: timedelta, holder: str, limit: int
     ) -> tuple[list[int], list[Lease], list[str]]:
         """Gives the numbers of those that were lost, what was leased, and queues with something at doors."""
-        self._looked()
+        self._looked(wants)
         span_in_us = span_us(span)
         args = [*self._terms(), *settling.arguments, span_in_us, holder, limit, len(wants)]
         for queue, want in wants.items():
@@ -361,8 +361,12 @@ class RedisBroker:
         self._alarms.set(zip(wants, per_queue[2::3], strict=True))
         return settling.lost(lost), leases, doors
 
-    def _looked(self) -> None:
-        self._link.looked()
+    def _looked(self, queues: Iterable[str]) -> None:
+        self._link.looked(key for queue in queues for key in self.heard_at(queue))
+
+    def heard_at(self, queue: str) -> tuple[bytes, bytes]:
+        """The channel and the list by which one hears of something in a queue."""
+        return self._key(queue, "news"), self._key(queue, "incoming")
 
     async def renew(self, leases: Sequence[Lease], *, span: timedelta) -> list[Renewal]:
         args: list[str | int] = []
@@ -565,7 +569,7 @@ class RedisBroker:
             return True
         # The first time somebody listens he is woken for nothing, in case something came before that.
         self._waited.update(queues)
-        self._link.looked()
+        self._looked(queues)
         if await self._call("anything", *queues, reads=True):
             return True
         return await self._wait_for_news(queues, ends - time.monotonic())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -217,7 +217,7 @@ class Home(RedisBroker):
         there = {job_id for job_id, numbers in known.items() if set(numbers) - {self.number}}
         return [packed({}) if job_id in there else meaning for job_id, meaning in read]
 
-    def _looked(self) -> None:
+    def _looked(self, queues: Iterable[str]) -> None:
         """Whoever looks into several homes does so once, before the first of them."""
 
     # --- the post ------------------------------------------------------------------------

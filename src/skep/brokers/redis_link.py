@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -80,8 +80,9 @@ class Link(Protocol):
     ) -> bool:
         """True as soon as there is a message on one of the channels, or an element in one of the lists.
 
-        Also for what came since the last `looked`, and sometimes for nothing: a first wait returns at once
-        when listening has begun, and so does one after a connection was made anew.  No element is taken.
+        Also for what came to them since they were last `looked` at, and sometimes for nothing: a first wait
+        returns at once when listening has begun, and so does one after a connection was made anew.  No
+        element is taken.
         """
         ...
 
@@ -90,8 +91,8 @@ class Link(Protocol):
         """Whether all that the running loop has waited for is known to be listened to."""
         ...
 
-    def looked(self) -> None:
-        """What came until now is about to be seen: waits are for what comes later."""
+    def looked(self, keys: Iterable[bytes]) -> None:
+        """What came until now to these channels and lists is about to be seen."""
         ...
 
     def wake(self, name: bytes) -> None:
@@ -166,8 +167,8 @@ class RedisLink:
         lines = self._lines.get(asyncio.get_running_loop())
         return lines is not None and lines.watch.hears
 
-    def looked(self) -> None:
-        self._waiters.looked()
+    def looked(self, keys: Iterable[bytes]) -> None:
+        self._waiters.looked(map(name_of, keys))
 
     def wake(self, name: bytes) -> None:
         self._waiters.wake(name_of(name))

@@ -355,7 +355,7 @@ class SpreadBroker:
         limit: int | None = None,
     ) -> Exchange:
         self._link.check_usable()
-        self._link.looked()
+        self._looked(wants)
         if (home := self._only_home(outcomes, wants)) is not None:
             return await home.exchange(outcomes, wants, span=span, holder=holder, limit=limit)
         lost = await self.settle(outcomes)
@@ -365,6 +365,10 @@ class SpreadBroker:
                 raise trouble
             log.warning("not every queue could be looked into: %s", trouble)
         return Exchange(lost, leases)
+
+    def _looked(self, queues: Iterable[str]) -> None:
+        homes = ((queue, home) for queue in queues for home in self._of_queue(queue))
+        self._link.looked(key for queue, home in homes for key in home.heard_at(queue))
 
     def _only_home(self, outcomes: Sequence[tuple[Lease, Outcome]], wants: Mapping[str, int]) -> Home | None:
         """The one that all of this is about, if that is so, and nothing leads elsewhere: one call does it."""
@@ -743,7 +747,7 @@ class SpreadBroker:
         if self._waited.issuperset(channels):
             return True
         self._waited.update(channels)
-        self._link.looked()
+        self._looked(queues)
         grouped = _grouped((queue, [home.number for home in each]) for queue, each in homes.items())
         found = [
             self._homes[number]._call("anything", *names, reads=True) for number, names in grouped.items()

@@ -10,7 +10,7 @@ import asyncio
 import os
 import sqlite3
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar
@@ -200,23 +200,23 @@ class SQLiteBroker:
         now_us = self._clock.now_us()
 
         def look(db: sqlite3.Connection) -> bool:
-            self._waiters.looked()
-            self._file.saw_all(db)
+            self._waiters.looked(wants)
+            self._file.saw(db, wants)
             return any(_one(db, "anything", queue=queue, now_us=now_us) for queue in wants)
 
         return self._file.peek(look) is not False
 
-    def _changed(self) -> bool:
+    def _changed(self, queues: Iterable[str]) -> bool:
         try:
-            return self._file.changed()
+            return self._file.changed(queues)
         except EngineClosed:  # who waits runs into its timeout, and then finds out
             return False
 
     def _look_and_lease(
         self, work: _Work, wants: Mapping[str, int], span: timedelta, holder: str, limit: int | None
     ) -> list[Lease]:
-        self._waiters.looked()
-        self._file.saw_all(work.db)
+        self._waiters.looked(wants)
+        self._file.saw(work.db, wants)
         leases = work.lease(wants, span, holder, limit)
         self._watches.vain = 0 if leases else self._watches.vain + 1
         return leases
@@ -301,7 +301,7 @@ class SQLiteBroker:
         with self._waiters.waiting(queues) as event:
 
             def look() -> bool:
-                changed = self._changed()
+                changed = self._changed(queues)
                 if changed and self._anything(wants):
                     event.set()
                 elif changed:

@@ -14,7 +14,7 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,7 +74,7 @@ class SQLiteFile:
         self._read_thread: ThreadPoolExecutor | None = None
         self._commit_time = 0.0
         self._broken: str | None = None
-        self._seen_version = -1
+        self._seen: dict[str, int] = {}  # the version of the file at the last look into each queue
 
     # --- open and close ------------------------------------------------------------------
 
@@ -134,6 +134,7 @@ class SQLiteFile:
         """The writing connection; made again if a fork has closed it.  The lock is held."""
         if self._writer is None:
             self._writer = self._connect()
+            self._seen.clear()  # each connection counts versions by itself
         return self._writer
 
     def _connect_reader(self) -> sqlite3.Connection:
@@ -253,13 +254,13 @@ class SQLiteFile:
         assert self._read_thread is not None
         return await asyncio.get_running_loop().run_in_executor(self._read_thread, self._read_now, work)
 
-    def changed(self) -> bool:
-        """Has another connection committed anything since the last `saw_all`?"""
+    def changed(self, queues: Iterable[str]) -> bool:
+        """Has another connection committed anything since it was last looked into one of these queues?"""
         version = self.peek(_data_version)
-        return version is None or version != self._seen_version
+        return version is None or any(self._seen.get(queue) != version for queue in queues)
 
-    def saw_all(self, connection: sqlite3.Connection) -> None:
-        self._seen_version = _data_version(connection)
+    def saw(self, connection: sqlite3.Connection, queues: Iterable[str]) -> None:
+        self._seen.update(dict.fromkeys(queues, _data_version(connection)))
 
     def _begin(self) -> bool:
         try:

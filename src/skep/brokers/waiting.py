@@ -5,33 +5,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 class Waiters:
     """Who waits for which queues.
 
     A change that happens between a look and the wait that follows it is not missed: `wait` returns
-    at once when anything has been woken since the last `looked`.
+    at once when one of its queues has been woken since the last look into that.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[Callable[[], None], frozenset[str]] = {}
-        self._changed: set[str | None] = set()
+        self._changed: set[str] = set()
+        self._seen: set[str] | None = None  # since all were woken; None: they never were
 
-    def looked(self) -> None:
-        """Whoever calls this has seen everything up to now."""
-        if self._changed:
+    def looked(self, queues: Iterable[str]) -> None:
+        """Whoever calls this has seen everything up to now in these queues."""
+        if self._changed or self._seen is not None:
             with self._lock:
-                self._changed.clear()
+                seen = set(queues)
+                self._changed -= seen
+                if self._seen is not None:
+                    self._seen |= seen
 
     def wake(self, queue: str | None = None) -> None:
         """Something may have changed in this queue, or (None) in any."""
         if not self._waiting and queue in self._changed:
             return
         with self._lock:
-            self._changed.add(queue)
+            if queue is None:
+                self._seen = set()
+            else:
+                self._changed.add(queue)
             woken = [wake for wake, queues in self._waiting.items() if queue is None or queue in queues]
         for wake in woken:
             wake()
@@ -59,7 +66,8 @@ class Waiters:
                 loop.call_soon_threadsafe(event.set)
 
         with self._lock:
-            if None in self._changed or not wanted.isdisjoint(self._changed):
+            unseen = self._seen is not None and not wanted <= self._seen
+            if unseen or not wanted.isdisjoint(self._changed):
                 event.set()
             self._waiting[wake] = wanted
         try:

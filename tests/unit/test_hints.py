@@ -1,0 +1,65 @@
+"""Hints of our own engines are lost only where a connection is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from skep.address import Address
+from skep.broker import Engine
+from skep.brokers.memory import MemoryBroker
+from skep.brokers.postgres import PostgresBroker
+from skep.brokers.redis import RedisBroker
+from skep.brokers.redis_homes import Homes
+from skep.brokers.redis_spread import SpreadBroker
+from skep.brokers.redis_target import target_of
+from skep.brokers.sqlite import SQLiteBroker
+from skep.job import Done
+from skep.testing.contract.steps import put_one, settle_one, take, take_one
+
+PATIENCE = 10.0
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres", "redis", "homes"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Engine]:
+    if request.param == "memory":
+        only = MemoryBroker()
+        return lambda: only
+    if request.param == "sqlite":
+        return lambda: SQLiteBroker(tmp_path / "jobs.db")
+    if request.param == "postgres":
+        url, schema = request.getfixturevalue("postgres_url"), request.getfixturevalue("schema")
+        return lambda: PostgresBroker(url, schema=schema)
+    target = target_of(Address(request.getfixturevalue("valkey_url")))
+    prefix = request.getfixturevalue("prefix")
+    if request.param == "redis":
+        return lambda: RedisBroker(target, prefix=f"{prefix}:")
+    return lambda: SpreadBroker(target, Homes(4), prefix=f"{{{prefix}}}:")
+
+
+@pytest_asyncio.fixture
+async def handles(make: Callable[[], Engine]) -> AsyncIterator[list[Engine]]:
+    handles = [await make().open() for _ in range(2)]
+    yield handles
+    for handle in handles:
+        await handle.close()
+
+
+async def test_a_look_into_one_queue_takes_no_hint_for_another(handles: list[Engine]) -> None:
+    """L1: a worker looks into its lanes one after the other, and may settle without a look."""
+    engine = handles[0]
+    while await engine.wait(["mail", "busy"], 0.1):  # until it listens, and has nothing more to hear
+        assert await take(engine, "mail") == await take(engine, "busy") == []
+    for putting in handles:
+        await put_one(engine, queue="busy")
+        lease = await take_one(engine, "busy")
+        assert await take(engine, "mail") == []
+        await put_one(putting, queue="mail")
+        assert await putting.wait(["mail"], PATIENCE)  # as others hear it too
+        await settle_one(engine, lease, Done())
+        assert await take(engine, "busy") == []
+        assert await engine.wait(["mail", "busy"], PATIENCE)
+        assert len(await take(engine, "mail")) == 1
