@@ -181,6 +181,7 @@ class PutsOverAWire:
 
     def __init__(self) -> None:
         self._spent: list[str] = []
+        self._forgetting: set[asyncio.Task[None]] = set()
 
     async def put(self, engine: Engine, jobs: list[Job]) -> list[Receipt]:
         token, calls = new_id(), 0
@@ -195,14 +196,17 @@ class PutsOverAWire:
             return _first_receipts(jobs, receipts)
         self._spent.append(token)
         if len(self._spent) >= SPENT_AT_ONCE:
-            await self._forget_spent(engine)
+            spent, self._spent = self._spent, []
+            forgetting = asyncio.get_running_loop().create_task(_forget(engine, spent))  # nobody waits for it
+            self._forgetting.add(forgetting)
+            forgetting.add_done_callback(self._forgetting.discard)
         return receipts
 
-    async def _forget_spent(self, engine: Engine) -> None:
-        spent, self._spent = self._spent, []
-        if isinstance(engine, Remote):  # a test may have lent another one meanwhile
-            with suppress(EngineError):  # then they are known for their day
-                await engine.forget_tokens(spent)
+
+async def _forget(engine: Engine, tokens: list[str]) -> None:
+    if isinstance(engine, Remote):  # a test may have lent another one meanwhile
+        with suppress(EngineError):  # then they are known for their day
+            await engine.forget_tokens(tokens)
 
 
 def _first_receipts(jobs: list[Job], receipts: list[Receipt]) -> list[Receipt]:
