@@ -13,7 +13,8 @@ from skep.brokers.postgres import PostgresBroker
 from skep.brokers.redis import RedisBroker
 from skep.brokers.redis_link import target_of
 from skep.testing.clock import FakeClock
-from skep.testing.make import a_job
+from skep.testing.contract.steps import take_one
+from skep.testing.make import SPAN, a_job
 from skep.testing.redis_servers import redis
 
 
@@ -70,6 +71,27 @@ async def test_a_fleet_that_is_started_anew_does_not_wait_for_the_old_one(
     await fleet.pauses(120)
     await fleet.start(f"new {n}" for n in range(workers))
     assert max(await fleet.pauses(150)) <= 5
+    await engine.close()
+
+
+async def test_one_who_leaves_something_undone_comes_back_at_once(engine: Engine, clock: FakeClock) -> None:
+    """S2.28, L2: few sweeps must not mean that what is past its time waits for long."""
+
+    async def at_once() -> list[bool]:
+        pauses = [(await engine.sweep(by="one", limit=2)).again_in for _ in range(2)]
+        return [pause is not None and pause <= timedelta(milliseconds=10) for pause in pauses]
+
+    await engine.open()
+    await engine.put([a_job(delay_ms=1000) for _ in range(3)])
+    clock.advance("1s")
+    assert await at_once() == [True, False]
+    for _ in range(3):
+        await take_one(engine)
+    clock.advance(SPAN)
+    assert await at_once() == [True, False]
+    await engine.put([a_job(expires_in_ms=1000, queue="other") for _ in range(3)])
+    clock.advance("1s")
+    assert await at_once() == [True, False]
     await engine.close()
 
 

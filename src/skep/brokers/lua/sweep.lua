@@ -12,9 +12,12 @@ local most, dead_max = tonumber(ARGV[5]), tonumber(ARGV[6])
 local queues = redis.call('ZRANGE', base .. 'queues', 0, -1)
 local promoted, removed = 0, 0
 local doors = {}
+local undone = false  -- is there perhaps more of one kind than we may do?
 
 local function past(key)
-    return redis.call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, most)
+    local found = redis.call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, most)
+    undone = undone or #found >= most
+    return found
 end
 
 -- When the first job that is scheduled in a queue is due; `timed` knows it then, as it does not if jobs were removed.
@@ -79,6 +82,7 @@ for _, lease in ipairs(leases_of(past(LEASES))) do
         lost[#lost + 1] = {j = j, run = run_of(j)}
     end
 end
+undone = undone or promoted >= most or #lost >= most
 local released = {}
 for _, it in ipairs(lost) do
     reap_one(it.j, it.run, released)
@@ -114,7 +118,9 @@ remove(old)
 if dead_max then
     for _, queue in ipairs(queues) do
         local shelf = of_queue(queue, 'dead')
-        local excess = math.min(most, redis.call('ZCARD', shelf) - dead_max)
+        local excess = redis.call('ZCARD', shelf) - dead_max
+        undone = undone or excess > most
+        excess = math.min(most, excess)
         if excess > 0 then
             local ids = {}
             for _, member in ipairs(redis.call('ZRANGE', shelf, 0, excess - 1)) do
@@ -170,8 +176,9 @@ end
 -- have been, so that there are ten sweeps in six seconds together, evenly; in one of the next free moments by chance, so
 -- that those of one machine, which may die together, do not stay together.  Whoever is new, or sees that somebody has not
 -- come, does not rely on the others, who may all be gone, and comes between them.  The last to come before something is to
--- be done comes back for that; if it does not, the next one finds it.  Whoever is late for long is gone.
-local ALONE_US, EACH_US, SOON_US, LATE_US, LONGEST_US = 3000000, 600000, 10000000, 30000000, 120000000
+-- be done comes back for that; if it does not, the next one finds it.  Whoever has left something undone comes back at
+-- once, and whoever is late for long is gone.
+local AT_ONCE_US, ALONE_US, EACH_US, SOON_US, LATE_US, LONGEST_US = 10000, 3000000, 600000, 10000000, 30000000, 120000000
 local SWEEPERS = base .. 'sweepers'
 
 -- The nth free moment from this one on, at a distance from all others; infinite if that is later than `within` after it.
@@ -206,6 +213,9 @@ local function come_back(who)
     local soonest = redis.call('ZRANGEBYSCORE', SWEEPERS, '(' .. whole(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
     if next_us and next_us < back and (not soonest or next_us <= tonumber(soonest)) then
         back = next_us
+    end
+    if undone then
+        back = now + AT_ONCE_US
     end
     redis.call('ZADD', SWEEPERS, whole(back), who)
     return whole(back)
