@@ -1207,6 +1207,37 @@ async def test_who_gets_each_job_it_hears_of_does_not_step_back(
     assert steps == []
 
 
+async def test_what_comes_to_a_lane_that_is_full_wakes_nobody(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was not too late for it: there was no room."""
+    steps: list[Pump] = []
+
+    async def step_back(self: Pump) -> None:
+        steps.append(self)
+
+    monkeypatch.setattr(Pump, "_step_back", step_back)
+    go_on = asyncio.Event()
+
+    @app.task(queue="slow")
+    async def slow() -> None:
+        await go_on.wait()
+
+    @app.task(queue="fast", result_ttl="1h")
+    async def fast() -> str:
+        return "done"
+
+    async with working(app, lanes=[Lane({"slow": 1}, 1), Lane({"fast": 1}, 1)]):
+        for _ in range(20):
+            await slow.aenqueue()
+        for _ in range(20):
+            await slow.aenqueue()
+            await asyncio.sleep(0.001)
+        assert await (await fast.aenqueue()).aresult(timeout="20s") == "done"
+        go_on.set()
+    assert steps == []
+
+
 async def test_a_delayed_job_starts_when_it_is_due_and_not_at_the_next_poll(app: App) -> None:
     """S0.11, S3.28: the worker knows when the next one is due."""
     started: asyncio.Future[float] = asyncio.get_running_loop().create_future()

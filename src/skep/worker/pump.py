@@ -311,7 +311,7 @@ class Pump:
         """
         if self._wake.is_set():
             return False
-        queues = [queue for lane in self._lanes for queue in lane.queues]
+        queues = [queue for lane in self._lanes if self._room(lane) > 0 for queue in lane.queues]
         hint = asyncio.ensure_future(self._engine.wait(queues, timeout))
         hint.add_done_callback(lambda _: self._wake.set())
         try:
