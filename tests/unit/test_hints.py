@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from skep.address import Address
-from skep.broker import Engine
+from skep.broker import Engine, Rule, RuleKind, Scope
 from skep.brokers.memory import MemoryBroker
 from skep.brokers.postgres import PostgresBroker
 from skep.brokers.redis import RedisBroker
@@ -19,6 +19,7 @@ from skep.brokers.redis_target import target_of
 from skep.brokers.sqlite import SQLiteBroker
 from skep.job import Done
 from skep.testing.contract.steps import put_one, settle_one, take, take_one
+from skep.testing.make import a_job
 
 PATIENCE = 10.0
 
@@ -63,3 +64,20 @@ async def test_a_look_into_one_queue_takes_no_hint_for_another(handles: list[Eng
         assert await take(engine, "busy") == []
         assert await engine.wait(["mail", "busy"], PATIENCE)
         assert len(await take(engine, "mail")) == 1
+
+
+@pytest.mark.parametrize("scope", [Scope.KEY, Scope.QUEUE])
+async def test_whom_a_limit_keeps_back_is_looked_for_again_soon(handles: list[Engine], scope: Scope) -> None:
+    """L1: the run that makes room may end in another queue, or by somebody who leases nothing more."""
+    engine, other = handles
+    there = "mail" if scope is Scope.KEY else "busy"
+    await engine.add_rule(Rule(RuleKind.LIMIT, scope, "busy", 1))
+    await engine.put([a_job(queue="busy", key="busy"), a_job(queue=there, key="busy")])
+    while not (leases := await take(other, "busy")):
+        pass  # homes share a limit out when they know of it
+    while await engine.wait([there], 0.1):  # until it listens, and has nothing more to hear
+        assert await take(engine, there) == []
+    assert await take(engine, there) == []
+    await settle_one(other, leases[0], Done())
+    assert not engine.hears or await engine.wait([there], PATIENCE)
+    assert len(await take(engine, there)) == 1

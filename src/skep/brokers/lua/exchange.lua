@@ -318,6 +318,10 @@ end
 
 -- --- with rules -----------------------------------------------------------------------------
 
+-- Has a limit kept something back in this queue?  Whose end makes room may be elsewhere, and nobody tells of it.
+local limited = false
+local LOOK_AGAIN_US = 1000000
+
 -- How many more may run because of the rules on one queue, task or key.
 local function room(scope, name)
     local rules = redis.call('HMGET', base .. 'rules', 'pause:' .. scope .. ':' .. name, 'block:' .. scope .. ':' .. name,
@@ -334,7 +338,9 @@ local function room(scope, name)
     else
         running = tonumber(redis.call('HGET', base .. 'limits', scope .. ':' .. name) or 0)
     end
-    return tonumber(rules[3]) - running
+    local left = tonumber(rules[3]) - running
+    limited = limited or left <= 0
+    return left
 end
 
 -- Let those stand in line again, in their old places, whose rule keeps them back no more; gives how many.
@@ -465,15 +471,21 @@ local function take(queue, want)
     return n
 end
 
+-- In how many microseconds to look again, if nobody says so before; -1 means never.
 local function due_in(queue)
     local due = redis.call('ZRANGE', of_queue(queue, 'scheduled'), 0, 0, 'WITHSCORES')[2]
-    return due and tonumber(due) - now or -1
+    local left = due and tonumber(due) - now
+    if limited then
+        left = math.min(left or math.huge, LOOK_AGAIN_US)
+    end
+    return left or -1
 end
 
 local per_queue = {}
 for _ = 1, tonumber(argument()) do
     local queue, want = argument(), tonumber(argument())
     want = math.min(want, limit - total)
+    limited = false
     local n = want > 0 and take(queue, want) or 0
     per_queue[#per_queue + 1] = n
     per_queue[#per_queue + 1] = n < want and redis.call('LLEN', of_queue(queue, 'incoming')) or 0

@@ -1570,7 +1570,17 @@ LANGUAGE sql SET search_path FROM CURRENT AS $$
     SELECT seal_batch((moment(at), dead_us, cancelled_us)::terms, of_batch)
 $$;
 
--- End leases and take the next jobs.  Wants are queues, numbers and floors, in arrays; `most` bounds them all.
+-- Does a limit keep something back in one of these queues?  Whose end makes room may be elsewhere, and nobody tells of it.
+CREATE FUNCTION kept_back(queues text[]) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (
+        SELECT FROM unnest(queues) AS of (queue), rule AS r
+         WHERE r.kind = 'limit'
+           AND (EXISTS (SELECT FROM held h WHERE h.queue = of.queue AND h.hold_scope = r.scope AND h.hold_name = r.name)
+                OR r.scope = 'queue' AND r.name = of.queue AND EXISTS (SELECT FROM ready y WHERE y.queue = of.queue)))
+$$;
+
+-- End leases and take the next jobs.  Wants are queues, numbers and floors, in arrays; `most` bounds them all.  Gives what
+-- was lost, the leases, and in the end a row of nothing where a limit keeps something back.
 CREATE FUNCTION exchange(
     at bigint, fences bigint[], ids text[], outcomes text[], queues text[], wants integer[], from_ranks smallint[],
     from_places bigint[], most integer, span_us bigint, who text, dead_us bigint, cancelled_us bigint
@@ -1603,6 +1613,10 @@ BEGIN
     END LOOP;
     IF first_fence IS NOT NULL AND EXISTS (SELECT FROM unique_key) THEN
         PERFORM free_started_keys(first_fence);
+    END IF;
+    IF most > 0 AND EXISTS (SELECT FROM rule WHERE kind = 'limit') AND kept_back(queues) THEN
+        answer := NULL;
+        RETURN NEXT answer;
     END IF;
 END $$;
 
