@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -152,7 +152,7 @@ def _answer(future: asyncio.Future[Receipt], answer: Receipt | BaseException) ->
 async def surely(call: Callable[[], Awaitable[T]]) -> T:
     """Make a call that may be repeated, again and again while its answer is lost.
 
-    `OutcomeUnknown` if it stays so, also where the engine was away in the end: the first call may have come
+    `OutcomeUnknown` if it stays so, also where another call fails for another reason: the first may have come
     through.
     """
     unknown: OutcomeUnknown | None = None
@@ -161,9 +161,11 @@ async def surely(call: Callable[[], Awaitable[T]]) -> T:
             return await call()
         except OutcomeUnknown as error:
             unknown = error
-        except EngineUnavailable as error:
+        except Exception as error:
             if unknown is None:  # and nothing was changed
                 raise
+            if not isinstance(error, EngineUnavailable):
+                raise unknown from error
             unknown.__context__ = error
         if pause is not None:
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
@@ -236,7 +238,10 @@ class Background:
         self._loop.run_until_complete(_wind_up())
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        except CancelledError as error:
+            raise OutcomeUnknown("the app was closed by another thread before there was an answer") from error
 
     def stop(self) -> None:
         atexit.unregister(self._at_exit)
@@ -260,15 +265,18 @@ class Background:
 
 
 _backgrounds: weakref.WeakSet[Background] = weakref.WeakSet()
+_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
-def _leave_all_to_the_parent() -> None:
+def _after_fork() -> None:
     for background in _backgrounds:
         background.leave_to_the_parent()
+    for producer in _producers:
+        producer.after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_all_to_the_parent)
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 async def _wind_up() -> None:
@@ -303,6 +311,11 @@ class Producer:
         self._background: Background | None = None
         self._coalescers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Coalescer]
         self._coalescers = weakref.WeakKeyDictionary()
+        _producers.add(self)
+
+    def after_fork(self) -> None:
+        """In a child: another thread, which is not here, may have held the lock."""
+        self._lock = threading.Lock()
 
     @property
     def engine(self) -> Engine:
@@ -340,6 +353,8 @@ class Producer:
             self._in_order = isinstance(engine, Remote) and engine.in_order
             with self._lock:
                 self._opened = self._engine is engine  # and was not closed meanwhile
+            if not self._opened:
+                await engine.close()
         except Exception as error:
             opening.set_exception(error)
             raise

@@ -17,7 +17,7 @@ from skep.brokers.redis import RedisBroker
 from skep.brokers.redis_homes import Homes
 from skep.brokers.redis_spread import SpreadBroker
 from skep.brokers.redis_target import target_of
-from skep.errors import EngineUnavailable, OutcomeUnknown
+from skep.errors import EngineClosed, EngineUnavailable, MemoryFull, OutcomeUnknown, QueueFull, SkepError
 from skep.job import Done, Job
 from skep.producer import SPENT_AT_ONCE
 from skep.testing.contract.steps import settle_one, take_one
@@ -115,6 +115,37 @@ async def test_a_put_that_was_repeated_may_come_late_and_its_token_stays(
     assert engine.tokens[6] == engine.tokens[7]
     assert engine.tokens[7] not in engine.forgotten
     assert len(engine.forgotten) == SPENT_AT_ONCE
+
+
+@pytest.mark.parametrize("error", [EngineClosed(), MemoryFull("default", "there"), QueueFull("default", 1)])
+async def test_after_a_lost_answer_no_error_means_that_nothing_was_put(
+    monkeypatch: pytest.MonkeyPatch, error: SkepError
+) -> None:
+    """Or else it would be put again, with another token; and whoever believes it does so himself."""
+    monkeypatch.setattr("skep.producer.REPEAT_AFTER", (0.001,))
+    engine = AtTheOtherEnd(1)
+    put, calls = AtTheOtherEnd.put, 0
+
+    async def refuse_the_second(
+        self: AtTheOtherEnd, jobs: Sequence[Job], *, token: str | None = None
+    ) -> list[Receipt]:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise error
+        return await put(self, jobs, token=token)
+
+    monkeypatch.setattr(AtTheOtherEnd, "put", refuse_the_second)
+    app = App("memory://")
+    app._engine = engine
+
+    @app.task
+    async def ping() -> None: ...
+
+    answers = await asyncio.gather(ping.aenqueue(), ping.aenqueue(), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [OutcomeUnknown, OutcomeUnknown]
+    assert [answer.__cause__ for answer in answers if isinstance(answer, OutcomeUnknown)] == [error] * 2
+    assert len(await app.jobs.afind()) == 2
 
 
 async def test_nobody_is_harmed_if_the_engine_is_away_when_it_should_forget() -> None:

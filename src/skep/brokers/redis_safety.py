@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from skep.broker import Durability
@@ -46,12 +47,13 @@ async def read_safety(link: Link) -> list[Safety]:
     configs: list[dict[str, str]] = []
     for name in _ASKED:  # one by one: servers before 7.0 take no more
         replies = await _answers(link, "CONFIG", "GET", name)
-        configs = configs or [{} for _ in replies]
-        for config, reply in zip(configs, replies, strict=True):
+        configs += [{} for _ in replies[len(configs) :]]
+        for config, reply in zip(configs, replies, strict=False):  # one that is closed meanwhile says less
             config.update(_pairs(reply))
-    known = max(len(infos), len(configs), 1)
-    fields = [_fields(reply) for reply in infos] or [{}] * known
-    return [safety_of(info, config) for info, config in zip(fields, configs or [{}] * known, strict=True)]
+    fields = [_fields(reply) for reply in infos]
+    nothing: dict[str, str] = {}
+    told = zip_longest(fields, configs, fillvalue=nothing)
+    return [safety_of(info, config) for info, config in told] or [safety_of({}, {})]
 
 
 async def _answers(link: Link, *command: str) -> list[Any]:
