@@ -20,6 +20,7 @@ from skep.broker import Durability, Filter, Rule, RuleKind, Scope
 from skep.brokers import sqlite_file
 from skep.brokers.mounts import file_system_of
 from skep.brokers.sqlite import SQLiteBroker
+from skep.brokers.sqlite_file import SQLiteFile
 from skep.engines import make_engine, open_engine
 from skep.errors import (
     BadSetting,
@@ -509,3 +510,27 @@ async def test_the_wait_polls_where_the_system_does_not_tell(
     await other.put([a_job()])
     assert await waiting is True
     await other.close()
+
+
+async def test_who_closes_a_file_waits_until_it_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that is closed while another thread uses it takes the process with it."""
+    migrating, go_on = threading.Event(), threading.Event()
+    migrate = SQLiteFile._migrate
+
+    def slowly(self: SQLiteFile, connection: sqlite3.Connection) -> None:
+        migrating.set()
+        assert go_on.wait(20)
+        migrate(self, connection)
+
+    monkeypatch.setattr(SQLiteFile, "_migrate", slowly)
+    file = SQLiteFile(tmp_path / "jobs.db", synchronous="normal", patience=5, unsafe=False)
+    opening = asyncio.create_task(asyncio.to_thread(file.open))
+    await asyncio.to_thread(migrating.wait, 20)
+    closing = asyncio.create_task(asyncio.to_thread(file.close))
+    assert await asyncio.wait({closing}, timeout=0.1) == (set(), {closing})
+    go_on.set()
+    await opening
+    await closing
+    assert not os.path.exists(tmp_path / "jobs.db-wal")  # noqa: ASYNC240  # the last one is closed

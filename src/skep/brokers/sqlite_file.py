@@ -83,19 +83,20 @@ class SQLiteFile:
             self._check_usable()
             return
         self._check_place()
-        try:
-            self._writer = self._connect()
-            self._migrate(self._writer)
-            self._reader = self._connect_reader()
-        except sqlite3.Error as error:
-            self._let_go()
-            raise self._explain(error) from error
-        except SkepError:
-            self._let_go()
-            raise
-        self._write_thread = ThreadPoolExecutor(1, "skep-sqlite-write")
-        self._read_thread = ThreadPoolExecutor(1, "skep-sqlite-read")
-        self._pid = os.getpid()
+        with self._lock, self._read_lock:  # who closes or forks meanwhile waits
+            try:
+                self._writer = self._connect()
+                self._migrate(self._writer)
+                self._reader = self._connect_reader()
+            except sqlite3.Error as error:
+                self._disconnect()
+                raise self._explain(error) from error
+            except SkepError:
+                self._disconnect()
+                raise
+            self._write_thread = ThreadPoolExecutor(1, "skep-sqlite-write")
+            self._read_thread = ThreadPoolExecutor(1, "skep-sqlite-read")
+            self._pid = os.getpid()
         _open_files.add(self)
 
     def close(self) -> None:
