@@ -234,6 +234,11 @@ async def looks_are_over(looks: Looks) -> None:
         await asyncio.sleep(watching.FIRST_LOOK * watching.GROWTH ** (watching.LOOKS + 1))
 
 
+@pytest.fixture(autouse=True)
+def a_tenth_of_a_second_of_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "LOOKS", 25)
+
+
 def write(log: Path) -> None:
     log.write_bytes(b"more")
 

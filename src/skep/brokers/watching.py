@@ -14,8 +14,8 @@ from functools import cache
 
 POLL = 0.005  # seconds between looks where the system does not tell
 FIRST_LOOK = 0.0002  # seconds after a write
-GROWTH = 1.15  # of the pause between looks: a commit is seen late by a seventh of the time it took
-LOOKS = 31  # the last one is a tenth of a second after the write
+GROWTH = 1.2  # of the pause between looks: a commit is seen late by a fifth of the time it took
+LOOKS = 38  # the last one is a second after the write, when whoever waits looks by itself
 VAIN = 8  # looks in a row that were for others: from then on we are in no hurry
 STEP_BACK, MOST_STEPS = 0.001, 32  # seconds, for each further one
 _IN_MODIFY, _IN_IGNORED = 0x2, 0x8000
