@@ -18,9 +18,9 @@ async def explain(ledger: Ledger, job_id: str) -> list[str]:
     reasons = [_by_rule(rule) for rule in await ledger.rules() if _applies(rule, record)]
     now = await ledger.now()
     if record.expires_at is not None and record.expires_at <= now:
-        reasons.append(f"it expired at {record.expires_at:%F %T} and will end as dead")
+        reasons.append(f"it expired at {record.expires_at:%F %TZ} and will end as dead")
     elif record.due_at > now:
-        reasons.append(f"it is not due before {record.due_at:%F %T}")
+        reasons.append(f"it is not due before {record.due_at:%F %TZ}")
     elif not reasons:
         ahead = await ledger.position(job_id)
         reasons.append(

@@ -77,7 +77,7 @@ def checked_job(
     except BrokenPayload as error:
         raise BadSetting(str(error)) from error
     except TypeError as error:
-        told = error.__cause__ or f"the arguments do not fit {task.signature.shown}: {error}"
+        told = error.__cause__ or f"the arguments do not fit {error}"
         raise BadSetting(str(told)) from error
     return job
 

@@ -104,7 +104,7 @@ class Order:
 @click.option("--poll", type=span, default="1s", show_default=True, help="How often to look when idle.")
 @click.option("--mode", type=click.Choice([mode.value for mode in Mode]), help="When to stop by itself.")
 @click.option("--until-empty", is_flag=True, help="Stop when nothing is ready any more.")
-@click.option("--once", is_flag=True, help="Stop after one job.")
+@click.option("--once", is_flag=True, help="Stop after one job, or if there is none.")
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
 def worker(**given: Any) -> None:
     """Run the jobs of the app at MOD:APP.
