@@ -15,7 +15,7 @@ from pathlib import Path
 from skep.broker import Engine, Filter
 from skep.demo.ledger import Proof, prove
 from skep.demo.screen import Screen
-from skep.job import Job, Record, State
+from skep.job import Event, Job, Record, State
 from skep.loading import load_app
 from skep.registry import Registry
 
@@ -101,7 +101,7 @@ class Show:
             for event in record.history:
                 if (record.id, event.fence) not in self._heard:
                     self._heard.add((record.id, event.fence))
-                    told[f"{record.task} {event.kind}" + (f" after {event.note}" if event.note else "")] += 1
+                    told[f"{record.task} {_said(event)}"] += 1
         for what, n in sorted(told.items()):
             self.screen.tell(f"  {self.seconds:4.1f} s  {n} × {what}")
 
@@ -123,6 +123,12 @@ class Show:
                     self.kill(victim)
             await asyncio.sleep(0.2)
         self.screen.tell(f"  {self.seconds:4.1f} s  that takes too long: the machine must be very busy")
+
+
+def _said(event: Event) -> str:
+    if event.kind == "released":
+        return "released: given back before it began, for whoever is free"
+    return f"{event.kind} after {event.note}" if event.note else event.kind
 
 
 def what_to_send(app: Registry) -> list[Job]:
