@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language: str, page: str = README) -> list[str]:
     """The fenced blocks of this language: every second piece between fences is inside of one."""
-    inside = re.split(r"^```", README, flags=re.MULTILINE)[1::2]
+    inside = re.split(r"^```", page, flags=re.MULTILINE)[1::2]
     return [text.partition("\n")[2] for text in inside if text.partition("\n")[0] == language]
 
 
@@ -40,6 +40,16 @@ def test_the_tutorial_works_as_written(tmp_path: Path) -> None:
     assert "to a@example.org: hello" in worked
     assert "mail" in queues
     assert "count_words" in jobs
+
+
+def test_the_guide_to_tasks_works_as_written(tmp_path: Path) -> None:
+    [program] = blocks("python", (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8"))
+    guide = tmp_path / "guide.py"
+    guide.write_text(program)
+    told = subprocess.run([sys.executable, str(guide)], capture_output=True, text=True, check=True)
+    lines = told.stdout.splitlines()
+    assert {"select 1 in a session of pool", "closed", "guide.charge is dead: failed"} <= set(lines)
+    assert lines.count("guide.charge begins") == 2  # the stolen card, and the one that was emitted
 
 
 def _site_packages() -> str:
