@@ -60,10 +60,7 @@ class Coalescer:
                 await self._put_bundle(bundle)
         finally:
             self._flushing = None
-            for (
-                _,
-                future,
-            ) in self._pending:  # only when this task itself was cancelled: nobody is left waiting
+            for _, future in self._pending:  # only when this task was cancelled: nobody is left waiting
                 future.cancel()
 
     async def _put_bundle(self, bundle: list[tuple[Job, asyncio.Future[Receipt]]]) -> None:

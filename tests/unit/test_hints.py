@@ -78,6 +78,7 @@ async def test_whom_a_limit_keeps_back_is_looked_for_again_soon(handles: list[En
     while await engine.wait([there], 0.1):  # until it listens, and has nothing more to hear
         assert await take(engine, there) == []
     assert await take(engine, there) == []
+    assert await take(engine, "another-lane") == []
     await settle_one(other, leases[0], Done())
     assert not engine.hears or await engine.wait([there], PATIENCE)
     assert len(await take(engine, there)) == 1

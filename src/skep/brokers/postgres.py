@@ -143,7 +143,7 @@ class PostgresBroker:
         self._installation = ""
         self._waiters = Waiters()
         self._floors = _Floors()
-        self._kept_back = False
+        self._kept_back: set[str] = set()  # queues in which a limit does so, at the last look
         self._hints = Notifications(self._link, self._listen_link, self._sql, f"skep:{schema}", self._waiters)
         dead, cancelled = span_us(retention.dead_for), span_us(retention.cancelled_for)
         self._keeps = (dead, cancelled)
@@ -460,10 +460,10 @@ class PostgresBroker:
         )
         if any(said):
             self._hints.tell(_news(outcomes))
-        if wants:
-            self._kept_back = bool(rows) and rows[-1]["ids"] is None
-            if self._kept_back:
-                del rows[-1]
+        self._kept_back.difference_update(wants)
+        if rows and rows[-1]["ids"] is None:
+            self._kept_back.update(wants)
+            del rows[-1]
         self._floors.learn(wants, rows, limit)
         until = from_us(header["now_us"] + span_in_us)
         return Exchange(
