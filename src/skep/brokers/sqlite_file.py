@@ -83,7 +83,7 @@ class SQLiteFile:
             self._check_usable()
             return
         self._check_place()
-        with self._lock, self._read_lock:  # who closes or forks meanwhile waits
+        with self._lock, self._read_lock:  # who closes it meanwhile waits
             try:
                 self._writer = self._connect()
                 self._migrate(self._writer)
@@ -118,6 +118,7 @@ class SQLiteFile:
             if connection is not None:
                 connection.close()
         self._writer = self._reader = None
+        self._seen.clear()  # each connection counts versions by itself
 
     # --- forks ---------------------------------------------------------------------------
 
@@ -135,7 +136,6 @@ class SQLiteFile:
         """The writing connection; made again if a fork has closed it.  The lock is held."""
         if self._writer is None:
             self._writer = self._connect()
-            self._seen.clear()  # each connection counts versions by itself
         return self._writer
 
     def _connect_reader(self) -> sqlite3.Connection:
