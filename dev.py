@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Set up, show and check skep with nothing but Python and pip.
+"""Set up, show and check propolis with nothing but Python and pip.
 
     python3 dev.py setup             make .venv with everything in it
     python3 dev.py demo [...]        run the demo; what follows goes to it
     python3 dev.py test [...]        lint, types and tests; what follows goes to pytest
-                                     (--all-servers: on every PostgreSQL that is installed)
+                    --fast           in a minute: only the tests that need no server
+                    --full           in a night: every test at its full size, in every set-up, on
+                                     every PostgreSQL that is installed
     python3 dev.py lint              only ruff
     python3 dev.py types             only mypy
 
@@ -44,6 +46,9 @@ LINT: list[Step] = [
     ("ruff format", ["ruff", "format", "--check"]),
 ]
 TYPES: list[Step] = [("mypy", ["mypy"])]
+
+# What needs no server, and the whole contract on the two engines that need none either.
+FAST = ["tests/unit", "tests/contract/test_memory.py", "tests/contract/test_sqlite.py"]
 
 
 class Failed(Exception):
@@ -85,22 +90,31 @@ def demo(args: Sequence[str]) -> int:
     """Become the demo, so that signals and the exit code are its own."""
     ensure_environment()
     os.chdir(ROOT)
-    os.execve(PYTHON, [str(PYTHON), "-m", "skep.demo", *args], child_environment())
+    os.execve(PYTHON, [str(PYTHON), "-m", "propolis.demo", *args], child_environment())
 
 
 def test(args: Sequence[str]) -> int:
     ensure_environment()
-    if "--all-servers" in args:
-        args = [arg for arg in args if arg != "--all-servers"]
-        os.environ["SKEP_ALL_SERVERS"] = "1"
-    with tempfile.TemporaryDirectory() as folder:
-        coverage = Path(folder) / "coverage.json"
-        reports = ["--cov-report=term", f"--cov-report=json:{coverage}"]
-        pytest = ["pytest", "-n", "2", "--cov=skep", *reports, *args]
-        code = run_steps([*LINT, *TYPES, ("pytest", pytest)])
+    with tempfile.TemporaryDirectory() as name:
+        coverage, skipped = Path(name) / "coverage.json", Path(name) / "skipped.json"
+        os.environ["PROPOLIS_SKIPPED"] = str(skipped)
+        # Many tests wait for a lease to end or a process to start, so that two cores serve four.
+        options = ["-n", "4", "--dist", "worksteal"]
+        if "--fast" in args:
+            options += [] if any(is_path(arg) for arg in args) else FAST
+        elif "--full" in args:  # measuring takes a quarter of the time
+            options += ["--cov=propolis", "--cov-report=term", f"--cov-report=json:{coverage}"]
+        runner = "pytest" if "--pdb" in args else "tools.watchdog"  # a debugger waits as long as it likes
+        code = run_steps([*LINT, ("pytest", [runner, *options, *args])], beside=TYPES)
         if coverage.exists():  # not when pytest was stopped early, or given --no-cov
             report_coverage(json.loads(coverage.read_text())["totals"])
+        if skipped.exists():
+            report_skipped(json.loads(skipped.read_text()))
     return code
+
+
+def is_path(arg: str) -> bool:
+    return (ROOT / arg.partition("::")[0]).exists()
 
 
 def lint(args: Sequence[str]) -> int:
@@ -120,9 +134,15 @@ def refuse(args: Sequence[str]) -> None:
         raise Failed(f"this command takes no arguments, and was given: {' '.join(args)}")
 
 
-def run_steps(steps: Sequence[Step]) -> int:
-    """Run all of them, also after a failure: one run should show everything that is wrong."""
-    results = [(name, *run_step(name, command)) for name, command in steps]
+def run_steps(steps: Sequence[Step], *, beside: Sequence[Step] = ()) -> int:
+    """Run all of them, also after a failure: one run should show everything that is wrong.
+
+    Those in `beside` run at the same time as the others and show what they have to say afterwards.
+    """
+    with contextlib.ExitStack() as stack:
+        started = [(name, stack.enter_context(start_beside(command))) for name, command in beside]
+        results = [(name, *run_step(name, command)) for name, command in steps]
+        results += [(name, *finish()) for name, finish in started]
     print()
     for name, code, seconds in results:
         verdict = f"failed ({code})" if code else "ok"
@@ -137,11 +157,39 @@ def run_step(name: str, command: Sequence[str]) -> tuple[int, float]:
     return code, time.monotonic() - start
 
 
+@contextlib.contextmanager
+def start_beside(command: Sequence[str]) -> Iterator[Callable[[], tuple[int, float]]]:
+    """Start a step; what is given waits for its end, shows its output and gives its code and its time."""
+    start = time.monotonic()
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            [str(PYTHON), "-m", *command], cwd=ROOT, env=child_environment(), stdout=output, stderr=output
+        )
+
+        def finish() -> tuple[int, float]:
+            code = process.wait()
+            output.seek(0)
+            print(output.read().decode(errors="replace"), end="", flush=True)
+            return code, time.monotonic() - start
+
+        try:
+            yield finish
+        finally:
+            process.kill()  # only if the other steps were interrupted
+            process.wait()
+
+
 def report_coverage(totals: Mapping[str, int]) -> None:
     """Print lines and branches apart: coverage's own table only has the two mixed."""
     lines = percentage(totals["covered_lines"], totals["num_statements"])
     branches = percentage(totals["covered_branches"], totals["num_branches"])
     say(f"{'coverage':12} lines {lines}, branches {branches}")
+
+
+def report_skipped(reasons: Mapping[str, int]) -> None:
+    """Say it as the last thing of all: what is skipped is not tested, and nobody scrolls back."""
+    for reason, count in sorted(reasons.items(), key=lambda each: -each[1]):
+        say(f"{'SKIPPED':12} {count} tests: {reason.removeprefix('Skipped: ')}")
 
 
 def percentage(part: int, whole: int) -> str:
@@ -180,8 +228,8 @@ def fingerprint() -> str:
 
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     installed = [pyproject["build-system"], pyproject["project"], pyproject["tool"].get("hatch")]
-    facts = [sys.version, sys.platform, platform.machine(), sys.base_prefix, str(ROOT), installed]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    parts = [sys.version, sys.platform, platform.machine(), sys.base_prefix, str(ROOT), installed]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def is_made_for(wanted: str) -> bool:
@@ -196,7 +244,7 @@ def is_made_for(wanted: str) -> bool:
 def probe() -> int:
     """Find, without importing them, the packages that every command needs."""
     find = "import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, sys.argv[1:])))"
-    command = [str(PYTHON), "-c", find, "skep", "ruff", "mypy", "pytest"]
+    command = [str(PYTHON), "-c", find, "propolis", "ruff", "mypy", "pytest"]
     return subprocess.run(command, cwd=VENV, env=child_environment(), stderr=subprocess.DEVNULL).returncode
 
 
@@ -228,11 +276,11 @@ def make_environment(wanted: str) -> None:
     STAMP.unlink(missing_ok=True)
     # Without pip in it, because Debian ships ensurepip apart from Python.
     venv.EnvBuilder(clear=True, symlinks=os.name != "nt", with_pip=False).create(VENV)
-    say("installing skep and its tools, which takes about half a minute")
+    say("installing propolis and its tools, which takes about half a minute")
     command = [*pip(), "--python", str(PYTHON), "install", "--quiet", "--disable-pip-version-check"]
     code = run_with_lock([*command, "--editable", ".[dev]"])
     if code:
-        raise Failed(f"pip could not install skep and its tools (exit code {code}): see above")
+        raise Failed(f"pip could not install propolis and its tools (exit code {code}): see above")
     STAMP.write_text(wanted)
     say(f"{VENV.name} is ready, after {time.monotonic() - start:.1f} s")
 

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.storage import tree_cpu_seconds
-from skep import App
-from skep.broker import Engine
-from skep.job import Done
-from skep.testing.redis_servers import redis
-from skep.testing.servers import postgres
+from propolis import App
+from propolis.core.job import Done
+from propolis.core.protocols import Engine
+from propolis.testing.servers.redis import redis
+from propolis.testing.servers.serving import postgres
 
 BUNDLE = 100
 SPAN = timedelta(seconds=15)
@@ -102,9 +102,9 @@ class Watch:
 async def plain(app: App, jobs: int, used: Used) -> Cost:
     made = list(app.tasks["noop"].many(["x" * 250] * jobs))
     watch = Watch(used)
-    await app.aput_many(made)
+    await app.client.aput_many(made)
     put, put_cpu = watch.lap()
-    await drain(app.engine, jobs)
+    await drain(app.client.engine, jobs)
     drained, drain_cpu = watch.lap()
     return Cost(put, drained, put_cpu, drain_cpu)
 
@@ -115,7 +115,7 @@ async def members(app: App, jobs: int, used: Used) -> Cost:
     async with app.batch() as b:
         await b.add_many(made)
     put, put_cpu = watch.lap()
-    await drain(app.engine, jobs)
+    await drain(app.client.engine, jobs)
     drained, drain_cpu = watch.lap()
     status = await b.handle.astatus()
     assert status is not None
@@ -144,9 +144,9 @@ async def compare(url: str, used: Used, jobs: int, repeat: int) -> None:
         found["member"].append(await members(app, jobs, used))
         for kind, rounds in found.items():
             each = Cost(*(seconds / jobs * 1e6 for seconds in rounds[-1]))
-            said = f"put {each.put:6.1f} µs ({each.put_cpu:5.1f} of CPU)"
-            said += f", drain {each.drain:6.1f} µs ({each.drain_cpu:5.1f} of CPU)"
-            print(f"  run {turn + 1}: {kind:6} {said}", file=sys.stderr, flush=True)
+            line = f"put {each.put:6.1f} µs ({each.put_cpu:5.1f} of CPU)"
+            line += f", drain {each.drain:6.1f} µs ({each.drain_cpu:5.1f} of CPU)"
+            print(f"  run {turn + 1}: {kind:6} {line}", file=sys.stderr, flush=True)
     pairs = list(zip(found["plain"], found["member"], strict=True))
     put, drained = (ratios(pairs, 0, 2), ratios(pairs, 1, 3))
     whole = ratios([(Cost(*sums(a)), Cost(*sums(m))) for a, m in pairs], 0, 2)

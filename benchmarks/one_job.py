@@ -17,43 +17,48 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import skep
+import propolis
 from harness.document import between_markers
 from harness.private import KINDS, Private, private
 from harness.results import machine
 from harness.sampling import Samples, sampled
-from skep.bench.ground import Place, ground_of
-from skep.bench.serving import drain, settings
-from skep.bench.tasks import PAYLOAD, Tasks
-from skep.worker.supervisor import loop_factory
-from skep.worker.worker import Worker
+from propolis.bench.serving import drain, settings
+from propolis.bench.target import BenchPlace, bench_target
+from propolis.bench.tasks import PAYLOAD, Tasks
+from propolis.worker.supervisor import loop_factory
+from propolis.worker.worker import Worker
 
 BULK = 1000
 SLOTS = 10
-HOME = str(Path(skep.__file__).parent)
-LEAST = 0.05  # microseconds: what is less is told together
+HOME = str(Path(propolis.__file__).parent)
+LEAST = 0.05  # microseconds: what is less is summed up
 
 LOOP = "the event loop, and what it calls in C"
 
 # Whose file it is; the first that fits.  What stands in no list counts for whoever called it.
 PARTS: list[tuple[str, str]] = [
     (f"{HOME}/bench/", "the task itself"),
-    (f"{HOME}/wire.py", "the envelope: to JSON and back"),
-    (f"{HOME}/signature.py", "the arguments: to JSON and back"),
-    (f"{HOME}/task.py", "making the job"),
-    (f"{HOME}/job.py", "making the job"),
-    (f"{HOME}/producer.py", "the producer: pieces, tokens"),
+    (f"{HOME}/core/wire.py", "the envelope: to JSON and back"),
+    (f"{HOME}/app/signature.py", "the arguments: to JSON and back"),
+    (f"{HOME}/app/task.py", "making the job"),
+    (f"{HOME}/core/envelope.py", "making the job"),
+    (f"{HOME}/core/ids.py", "making the job"),
+    (f"{HOME}/app/client/", "the client: pieces, tokens"),
     (f"{HOME}/worker/pump.py", "the pump: exchanges"),
     (f"{HOME}/worker/keeper.py", "the keeper: leases held"),
     (f"{HOME}/worker/slots.py", "the slots: one coroutine each"),
     (f"{HOME}/worker/", "running one: context, outcome"),
-    (f"{HOME}/context.py", "running one: context, outcome"),
-    (f"{HOME}/brokers/redis_connection.py", "the driver"),
-    (f"{HOME}/brokers/redis_lane.py", "the driver"),
-    (f"{HOME}/brokers/", "the engine: rows and arguments"),
+    (f"{HOME}/app/context.py", "running one: context, outcome"),
+    (f"{HOME}/engines/redis/client/", "the driver"),
+    (f"{HOME}/engines/", "the engine: rows and arguments"),
     ("/asyncpg/", "the driver"),
     ("/asyncio/", LOOP),
 ]
+
+
+assert all(Path(begin).exists() for begin, _ in PARTS if begin.startswith(HOME)), (
+    "a file was moved: name it anew"
+)
 
 
 def part_of(file: str, _: str) -> str | None:
@@ -91,7 +96,7 @@ async def phase(server: Private, jobs: int, work: Callable[[], Coroutine[Any, An
 
 
 async def profile(kind: str, server: Private, jobs: int) -> Profile:
-    async with ground_of(server.url).place(server.url) as place:
+    async with bench_target(server.url).place(server.url) as place:
         tasks = Tasks(place)
         await fill(tasks, BULK)  # connections, plans, scripts
         await run(tasks, place, BULK)
@@ -106,7 +111,7 @@ async def fill(tasks: Tasks, jobs: int) -> None:
         await tasks.noop.many([PAYLOAD] * min(BULK, jobs - start)).aenqueue()
 
 
-async def run(tasks: Tasks, place: Place, jobs: int) -> None:
+async def run(tasks: Tasks, place: BenchPlace, jobs: int) -> None:
     await drain(tasks, Worker(tasks.app, settings(place, SLOTS)), jobs)
 
 

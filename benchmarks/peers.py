@@ -1,6 +1,6 @@
-"""skep beside its peers: the same work on each, in one run, on private servers.
+"""propolis beside its peers: the same work on each, in one run, on private servers.
 
-    python benchmarks/peers.py --engine postgres --only pgqueuer,graphile-worker,skep --jobs 20000 --repeat 3
+    python benchmarks/peers.py --engine postgres --only pgqueuer,propolis --jobs 20000 --repeat 3
     python benchmarks/peers.py --write docs/benchmarks.md          # everything, into the documentation
     python benchmarks/peers.py --render run.json --write docs/benchmarks.md
 
@@ -154,14 +154,14 @@ def measure(
     progress.show(label)
     began = time.monotonic()
     try:
-        facts = STEPS[step](bench)
+        figures = STEPS[step](bench)
     except StepFailed as error:
         entrant.row.failures[step] = str(error)
         progress.line(f"{label}: FAILED after {time.monotonic() - began:.0f} s: {error}")
         return
-    entrant.row.add(step, facts)
-    told = ", ".join(f"{name} {value:,.6g}" for name, value in facts.items())
-    progress.line(f"{label}: {told} ({time.monotonic() - began:.0f} s)")
+    entrant.row.add(step, figures)
+    answer = ", ".join(f"{name} {value:,.6g}" for name, value in figures.items())
+    progress.line(f"{label}: {answer} ({time.monotonic() - began:.0f} s)")
 
 
 def options_from(arguments: argparse.Namespace) -> Options:

@@ -24,14 +24,15 @@ from typing import Any
 
 import asyncpg
 
-from skep import App
-from skep.batch import Batch
-from skep.brokers.postgres import PostgresBroker
-from skep.job import Done
-from skep.testing.make import a_job
-from skep.testing.servers import postgres
-from skep.worker.settings import Mode, Settings
-from skep.worker.worker import Worker
+from propolis import App
+from propolis.core.batch import Batch
+from propolis.core.job import Done
+from propolis.engines.postgres.engine import PostgresEngine
+from propolis.engines.postgres.schema import dropped
+from propolis.testing.engines.samples import a_job
+from propolis.testing.servers.serving import postgres
+from propolis.worker.settings import Mode, Settings
+from propolis.worker.worker import Worker
 
 BUNDLE = 100
 SPAN = timedelta(seconds=15)
@@ -78,10 +79,10 @@ async def raw_loop(url: str, jobs: int, backlog: int, *, fused: bool = False) ->
     return rate
 
 
-async def fill(url: str, schema: str, count: int, **facts: str) -> PostgresBroker:
-    engine = await PostgresBroker(url, schema=schema).open()
+async def fill(url: str, schema: str, count: int, **fields: str) -> PostgresEngine:
+    engine = await PostgresEngine(url, schema=schema).open()
     for start in range(0, count, 5000):
-        await engine.put([a_job(PAYLOAD, **facts) for _ in range(min(5000, count - start))])
+        await engine.put([a_job(PAYLOAD, **fields) for _ in range(min(5000, count - start))])
     return engine
 
 
@@ -139,7 +140,7 @@ async def worker_run(url: str, jobs: int) -> float:
 
 async def fresh(url: str) -> None:
     connection = await asyncpg.connect(url)
-    await connection.execute('DROP SCHEMA IF EXISTS "bench" CASCADE')
+    await connection.execute(dropped("bench"))
     await connection.execute("CHECKPOINT")
     await connection.close()
 
@@ -207,7 +208,7 @@ async def latency(url: str, options: argparse.Namespace) -> None:
 
     worker = Worker(app, Settings())
     running = asyncio.create_task(worker.run())
-    producer = await PostgresBroker(url, schema="bench").open()
+    producer = await PostgresEngine(url, schema="bench").open()
     waits: list[float] = []
     for _ in range(50 + 200 * options.repeat):
         await asyncio.sleep(0.01)
@@ -257,7 +258,7 @@ async def bulk(url: str, options: argparse.Namespace) -> None:
     }
 
     async def put(kind: str) -> float:
-        engine = await PostgresBroker(url, schema="bench").open()
+        engine = await PostgresEngine(url, schema="bench").open()
         await engine.put_batch(Batch(id="batch"), seal=False)
         jobs = [a_job(PAYLOAD, **kinds[kind](n)) for n in range(options.jobs)]
         began = time.perf_counter()

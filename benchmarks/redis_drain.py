@@ -24,15 +24,18 @@ from datetime import timedelta
 from functools import partial
 from typing import NamedTuple, Self
 
-from skep import App
-from skep.address import Address
-from skep.brokers.redis import RedisBroker
-from skep.brokers.redis_link import RedisLink, Script, target_of
-from skep.job import Done, new_id
-from skep.testing.make import a_job
-from skep.testing.redis_servers import redis
-from skep.worker.settings import Mode, Settings
-from skep.worker.worker import Worker
+from propolis import App
+from propolis.core.ids import new_id
+from propolis.core.job import Done
+from propolis.engines.address import Address
+from propolis.engines.redis.client.link import RedisLink
+from propolis.engines.redis.client.script import LuaScript
+from propolis.engines.redis.client.target import target_of
+from propolis.engines.redis.engine import RedisEngine
+from propolis.testing.engines.samples import a_job
+from propolis.testing.servers.redis import redis
+from propolis.worker.settings import Mode, Settings
+from propolis.worker.worker import Worker
 
 BUNDLE = 100
 SPAN = timedelta(seconds=15)
@@ -40,7 +43,7 @@ PAYLOAD = "x" * 250
 BODY = b'{"v":1,"task":"noop","args":["' + PAYLOAD.encode() + b'"]}'
 
 # The least that a queue with leases must do: a lease is an entry in a sorted set, by when it ends.
-RAW = Script(
+RAW = LuaScript(
     "raw",
     b"""
 for n = 1, #ARGV do
@@ -117,10 +120,10 @@ async def raw_loop(url: str, jobs: int, backlog: int) -> Measured:
     return measured
 
 
-async def fill(url: str, count: int, **facts: str) -> RedisBroker:
-    engine = await RedisBroker(target_of(Address(url))).open()
+async def fill(url: str, count: int, **fields: str) -> RedisEngine:
+    engine = await RedisEngine(target_of(Address(url))).open()
     for start in range(0, count, 1000):
-        await engine.put([a_job(PAYLOAD, **facts) for _ in range(min(1000, count - start))])
+        await engine.put([a_job(PAYLOAD, **fields) for _ in range(min(1000, count - start))])
     return engine
 
 
@@ -170,7 +173,7 @@ async def worker_run(url: str, jobs: int, backlog: int) -> Measured:
     return measured
 
 
-async def settled(engine: RedisBroker) -> int:
+async def settled(engine: RedisEngine) -> int:
     return (await engine.queues())["default"].deleted
 
 
@@ -309,7 +312,7 @@ async def main(arguments: argparse.Namespace) -> None:
         "bulk puts": bulk_puts,
         "64 callers": callers,
     }
-    logging.getLogger("skep").setLevel(logging.ERROR)
+    logging.getLogger("propolis").setLevel(logging.ERROR)
     chosen = {name: loop for name, loop in loops.items() if not arguments.only or name in arguments.only}
     found: dict[str, list[Measured]] = {name: [] for name in chosen}
     with redis(arguments.kind) as server:

@@ -17,13 +17,15 @@ from typing import Any
 
 import redis.asyncio as redis_py
 
-from skep.address import Address
-from skep.brokers.redis_link import RedisLink, Script, target_of
-from skep.testing.redis_servers import redis
+from propolis.engines.address import Address
+from propolis.engines.redis.client.link import RedisLink
+from propolis.engines.redis.client.script import LuaScript
+from propolis.engines.redis.client.target import target_of
+from propolis.testing.servers.redis import redis
 
 ROUNDS = 5
 BODY = b"x" * 300
-COUNT = Script("count", b"return #ARGV")
+COUNT = LuaScript("count", b"return #ARGV")
 
 Call = Callable[[], Awaitable[Any]]
 
@@ -66,7 +68,7 @@ async def compare(url: str, calls: int) -> None:
             lambda: script(keys=[b"key"], args=bundle),
         ),
     ]
-    print(f"{'':24}{'':20}{'skep':>22}{'redis-py':>22}{'less':>8}")
+    print(f"{'':24}{'':20}{'propolis':>22}{'redis-py':>22}{'less':>8}")
     for name, ours, theirs in kinds:
         for run in (one_after_another, side_by_side):
             found: dict[bool, list[tuple[float, float]]] = {True: [], False: []}

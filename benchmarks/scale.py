@@ -30,17 +30,18 @@ from harness.charts import Curve, curves
 from harness.document import between_markers
 from harness.private import KINDS, Private, private
 from harness.results import machine
-from skep.bench.figures import percentile
-from skep.bench.ground import Place, ground_of
-from skep.bench.serving import Drained, served
-from skep.bench.tasks import PAYLOAD, Tasks
-from skep.engines import open_engine
-from skep.job import Done, Job
+from propolis.bench.figures import percentile
+from propolis.bench.serving import Drained, served
+from propolis.bench.target import BenchPlace, bench_target
+from propolis.bench.tasks import PAYLOAD, Tasks
+from propolis.core.envelope import Envelope
+from propolis.core.job import Done
+from propolis.engines import open_engine
 
 SLOTS = 10
 BUNDLE = 1000
 TURNS = 3
-MOST_BYTES = 300_000_000  # of all jobs of one size together
+MAX_BYTES = 300_000_000  # of all jobs of one size together
 WORK_US = 100
 SPAN = timedelta(minutes=5)
 KEEP = timedelta(days=1)
@@ -78,7 +79,7 @@ async def queues(storage: Private, jobs: int, size: int) -> Point:
     """So many other queues hold a few jobs each."""
     async with place_on(storage) as place:
         async with tasks_at(place) as tasks:
-            engine = await tasks.app.ready()
+            engine = await tasks.app.client.ready()
             others = (tasks.noop.using(queue=f"{place.queue}_{n}").job(PAYLOAD) for n in range(size - 1))
             for bundle in bundles(others):
                 await engine.put(bundle)
@@ -87,7 +88,7 @@ async def queues(storage: Private, jobs: int, size: int) -> Point:
 
 async def payload(storage: Private, jobs: int, size: int) -> Point:
     """Jobs of so many bytes."""
-    jobs = min(jobs, MOST_BYTES // TURNS // size)
+    jobs = min(jobs, MAX_BYTES // TURNS // size)
     async with place_on(storage) as place:
         return await drained("payload", storage, place, jobs, size, text="x" * size)
 
@@ -122,7 +123,7 @@ async def idle(storage: Private, jobs: int, size: int) -> Point:  # noqa: ARG001
         workers = [await stack.enter_async_context(served(place, 1, "serve")) for _ in range(size)]
         tasks = await stack.enter_async_context(tasks_at(place))
         heard: asyncio.Queue[float] = asyncio.Queue()
-        listening = [asyncio.create_task(listen(worker.told, heard)) for worker in workers]
+        listening = [asyncio.create_task(listen(worker.next_line, heard)) for worker in workers]
         found = []
         for _ in range(100):
             await tasks.stamp.aenqueue(time.monotonic(), PAYLOAD)
@@ -158,12 +159,12 @@ TITLES = {
 # --- parts -------------------------------------------------------------------------------
 
 
-def place_on(storage: Private) -> contextlib.AbstractAsyncContextManager[Place]:
-    return ground_of(storage.url).place(storage.url)
+def place_on(storage: Private) -> contextlib.AbstractAsyncContextManager[BenchPlace]:
+    return bench_target(storage.url).place(storage.url)
 
 
 @contextlib.asynccontextmanager
-async def tasks_at(place: Place) -> AsyncIterator[Tasks]:
+async def tasks_at(place: BenchPlace) -> AsyncIterator[Tasks]:
     tasks = Tasks(place)
     try:
         yield tasks
@@ -171,8 +172,8 @@ async def tasks_at(place: Place) -> AsyncIterator[Tasks]:
         await tasks.app.aclose()
 
 
-def bundles(jobs: Iterator[Job]) -> Iterator[list[Job]]:
-    bundle: list[Job] = []
+def bundles(jobs: Iterator[Envelope]) -> Iterator[list[Envelope]]:
+    bundle: list[Envelope] = []
     for job in jobs:
         bundle.append(job)
         if len(bundle) == BUNDLE:
@@ -182,15 +183,15 @@ def bundles(jobs: Iterator[Job]) -> Iterator[list[Job]]:
         yield bundle
 
 
-async def fill(place: Place, jobs: int, text: str = PAYLOAD, work_us: int = 0) -> None:
+async def fill(place: BenchPlace, jobs: int, text: str = PAYLOAD, work_us: int = 0) -> None:
     async with tasks_at(place) as tasks:
-        engine = await tasks.app.ready()
+        engine = await tasks.app.client.ready()
         one = partial(tasks.work.job, work_us) if work_us else partial(tasks.noop.job, text)
         for bundle in bundles(one() for _ in range(jobs)):
             await engine.put(bundle)
 
 
-async def top_up(place: Place, jobs: int, text: str = PAYLOAD, work_us: int = 0) -> None:
+async def top_up(place: BenchPlace, jobs: int, text: str = PAYLOAD, work_us: int = 0) -> None:
     """So many wait then: a worker that is stopped has run a few more than it was asked for."""
     engine = await open_engine(place.url)
     counts = (await engine.queues()).get(place.queue)
@@ -198,7 +199,7 @@ async def top_up(place: Place, jobs: int, text: str = PAYLOAD, work_us: int = 0)
     await fill(place, jobs - (counts.ready if counts else 0), text, work_us)
 
 
-async def archive(place: Place) -> None:
+async def archive(place: BenchPlace) -> None:
     """Run everything that waits, and keep it."""
     engine = await open_engine(place.url)
     wants = {place.queue: BUNDLE}
@@ -209,20 +210,20 @@ async def archive(place: Place) -> None:
     await engine.close()
 
 
-async def drain(place: Place, jobs: int) -> Drained:
+async def drain(place: BenchPlace, jobs: int) -> Drained:
     async with served(place, SLOTS, "drain", jobs) as worker:
-        return Drained(**await worker.told())
+        return Drained(**await worker.next_line())
 
 
-async def listen(told: Callable[[], Coroutine[Any, Any, float]], heard: asyncio.Queue[float]) -> None:
+async def listen(next_line: Callable[[], Coroutine[Any, Any, float]], heard: asyncio.Queue[float]) -> None:
     while True:
-        heard.put_nowait(await told())
+        heard.put_nowait(await next_line())
 
 
 async def drained(
     dimension: str,
     storage: Private,
-    place: Place,
+    place: BenchPlace,
     jobs: int,
     size: int,
     *,
@@ -316,8 +317,8 @@ def write(measured: dict[str, list[Point]], jobs: int, document: Path) -> None:
     chosen = [name for name in DIMENSIONS if any(each.dimension == name for each in chain(*found.values()))]
     for name in chosen:
         (folder / f"scale-{name}.svg").write_text(chart(found, name))
-    facts = {kind: [asdict(each) for each in points] for kind, points in found.items()}
-    (folder / "scale.json").write_text(json.dumps(facts, indent=1) + "\n")
+    points = {kind: [asdict(each) for each in points] for kind, points in found.items()}
+    (folder / "scale.json").write_text(json.dumps(points, indent=1) + "\n")
     text = section(found, chosen, jobs, folder.name)
     document.write_text(between_markers(document.read_text(), "scale", text, "scale.py"))
 

@@ -19,9 +19,9 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-from skep.brokers.sqlite import SQLiteBroker
-from skep.job import Done
-from skep.testing.make import a_job
+from propolis.core.job import Done
+from propolis.engines.sqlite.engine import SQLiteEngine
+from propolis.testing.engines.samples import a_job
 
 BUNDLE = 100
 SPAN = timedelta(seconds=15)
@@ -60,7 +60,7 @@ def raw_loop(path: Path, jobs: int) -> float:
 
 
 async def engine_loop(path: Path, jobs: int, *, backlog: int = 0, exchange: bool = False) -> float:
-    engine = await SQLiteBroker(path).open()
+    engine = await SQLiteEngine(path).open()
     for start in range(0, jobs + backlog, 5000):
         size = min(5000, jobs + backlog - start)
         await engine.put([a_job(PAYLOAD) for _ in range(size)])

@@ -1,12 +1,12 @@
 """haskell-bee's StarMap and SquareMap: the sum of squares, one job per number, as a flow.
 
-    skep worker star_map:app &
+    propolis worker star_map:app &
     python star_map.py 100
 
-Theirs keeps the squares in a table of its own and looks into it every few seconds until all are there: one
-that dies lets it look for ever, one that runs twice is counted twice, and the table is theirs to remove.
-Here the squares are kept with the batch of the flow, in their order and each of them once.  Whatever is
-killed on the way, the flow goes on when somebody has taken over the leases.
+haskell-bee's StarMap keeps the squares in a table of its own and polls the table every few seconds until all
+squares are there: if a square dies it polls for ever, a square that runs twice is counted twice, and users
+must remove the table.  Here the squares are kept with the batch of the flow, in their order and each of them
+once.  Whatever is killed on the way, the flow goes on when another worker has taken over the leases.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import os
 import sys
 from typing import Any
 
-from skep import App, Flow, each
+from propolis import App
+from propolis.flows import Flow, each
 
-app = App(os.environ.get("SKEP_URL", "sqlite:///star_map.db"))
+app = App(os.environ.get("PROPOLIS_URL", "sqlite:///star_map.db"))
 
 
 @app.task(name="star_map")

@@ -1,25 +1,25 @@
 """The same sum of squares by message passing alone: the answer to a question that haskell-bee leaves open.
 
-    skep worker star_map_messages:app &
+    propolis worker star_map_messages:app &
     python star_map_messages.py 50
 
-Can "reduce" be done by passing messages only, they ask.  It can.  There is no batch here, no table and
-nobody who waits for all: only jobs that emit jobs.
+Its authors ask whether "reduce" can be done by passing messages only.  It can.  There is no batch here, no
+table, and nobody waits for all the others: there are only jobs that emit jobs.
 
-A *partial* is what is known of some of the members: {member: value}.  Two of them make a larger one, their
-union; whoever has all members reports the result.  Uniting is the same in any order and any number of times,
-so it does no harm if a partial is there twice.  That no member is lost follows from two rules:
+A *partial* is what is known of some of the members: {member: value}.  Two partials make a larger one, their
+union; the partial that has all members reports the result.  A union is the same in any order and any number
+of times, so it does no harm if a partial is there twice.  That no member is lost follows from two rules:
 
 1. Two partials that meet both emit their union, under one id that follows from its members.  Each emission
    is put in the step that ends its job, so a partial goes only when a larger one is there; and the second
    emission of the two is left out.
-2. A partial that meets one which has all that it has, and more, goes without a word.
+2. A partial that meets another one which has all of its members, and more, ends and emits nothing.
 
 So at any time each member is in some partial that is there.  (An id that is taken belongs to a partial with
-the same members.  That one is there, or has gone by one of the two rules.)  One that was killed while its
-partner was settled comes back as an orphan; it ends when it meets a larger one, or sees the report.
+the same members, which is there, or has gone by one of the two rules.)  A partial that was killed while its
+partner was settled comes back as an orphan; it ends when it meets a larger partial, or sees the report.
 
-To meet, two of them must run at the same time in one process: a worker needs at least two slots.  The
+To meet, two partials must run at the same time in one process: a worker needs at least two slots.  The
 payload grows with the number of members, so this is for hundreds of them; a flow is the better way, and for
 any number.
 """
@@ -31,10 +31,10 @@ import os
 import random
 import sys
 
-from skep import App, Job, Snooze
-from skep.job import derive_id, new_id
+from propolis import App, Job, Snooze
+from propolis.contract import derive_id, new_id
 
-app = App(os.environ.get("SKEP_URL", "sqlite:///star_map.db"))
+app = App(os.environ.get("PROPOLIS_URL", "sqlite:///star_map.db"))
 
 Partial = dict[int, int]
 
@@ -128,5 +128,5 @@ async def result_of(job_id: str) -> int:
 
 
 if __name__ == "__main__":
-    print(app.wait(result_of(sum_of_squares(int(sys.argv[1]) if len(sys.argv) > 1 else 50))))
+    print(app.client.wait(result_of(sum_of_squares(int(sys.argv[1]) if len(sys.argv) > 1 else 50))))
     app.close()

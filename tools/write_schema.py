@@ -1,11 +1,11 @@
-"""Write docs/job.schema.json from the types of skep: run it when a field of a job has changed."""
+"""Write docs/job.schema.json from the types of propolis: run it when a field of a job has changed."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from skep import wire
+from propolis.core import wire
 
 PATH = Path(__file__).resolve().parents[1] / "docs" / "job.schema.json"
 

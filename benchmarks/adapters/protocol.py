@@ -70,9 +70,9 @@ class BulkPeer(Peer):
         """Send one job for each body of each bundle, a bundle at a time."""
 
 
-def emit(**facts: Any) -> None:
+def emit(**fields: Any) -> None:
     """Tell the harness; one write, so that lines of several threads never mix."""
-    os.write(_pipe(), json.dumps(facts).encode() + b"\n")
+    os.write(_pipe(), json.dumps(fields).encode() + b"\n")
 
 
 @functools.cache

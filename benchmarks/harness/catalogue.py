@@ -54,7 +54,7 @@ _TASKIQ_PG = ("taskiq==0.13.0", "taskiq-postgres[asyncpg]==0.9.1", _ASYNCPG, _UV
 _PSYCOPG = "psycopg[binary,pool]"
 
 PEERS: tuple[Peer, ...] = (
-    Peer("skep", Engine.POSTGRES, "skep", ""),
+    Peer("propolis", Engine.POSTGRES, "propolis", ""),
     Peer("raw loop", Engine.POSTGRES, "raw_postgres", "raw", _RAW),
     _python("pgqueuer", Engine.POSTGRES, "pgqueuer==1.6.0", _ASYNCPG, _UVLOOP),
     _node("graphile-worker", Engine.POSTGRES, "graphile-worker@0.17.3"),
@@ -65,7 +65,7 @@ PEERS: tuple[Peer, ...] = (
     _python("dbos", Engine.POSTGRES, "dbos==3.3.0"),
     _python("saq", Engine.POSTGRES, *_SAQ),
     _python("procrastinate", Engine.POSTGRES, "procrastinate==3.10.0", _PSYCOPG),
-    Peer("skep", Engine.REDIS, "skep", ""),
+    Peer("propolis", Engine.REDIS, "propolis", ""),
     Peer("raw loop", Engine.REDIS, "raw_redis", "raw", _RAW),
     _node("bee-queue", Engine.REDIS, "bee-queue@2.0.0"),
     _node("bullmq", Engine.REDIS, "bullmq@6.7.0", "ioredis@6.0.0"),
@@ -78,7 +78,7 @@ PEERS: tuple[Peer, ...] = (
     _python("streaq", Engine.REDIS, "streaq==7.2.0", _UVLOOP),
     _python("celery", Engine.REDIS, "celery[redis]==5.7.0", _HIREDIS),
     _python("rq", Engine.REDIS, "rq==2.12.0", _HIREDIS),
-    Peer("skep", Engine.SQLITE, "skep", ""),
+    Peer("propolis", Engine.SQLITE, "propolis", ""),
     Peer("raw loop", Engine.SQLITE, "raw_sqlite", "raw", _RAW),
     _python("huey", Engine.SQLITE, *_HUEY),
     _python("litequeue", Engine.SQLITE, "litequeue==0.9"),

@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 from harness.charts import Bar, bars, dots
 from harness.results import Results, Row, dump
 from harness.tables import OURS, RAW, by_drain, notes, ratios, table
 
+WIDTH = 110
+
 
 def between_markers(text: str, name: str, content: str, script: str = "peers.py") -> str:
     """`text` with `content` between the markers of `name`; without markers they are added at its end."""
     begin, end = f"<!-- {name}: begin, written by benchmarks/{script} -->", f"<!-- {name}: end -->"
-    block = f"{begin}\n{content.strip()}\n{end}"
+    block = f"{begin}\n{wrapped(content.strip())}\n{end}"
     if begin not in text:
         return f"{text.rstrip()}\n\n{block}\n"
     head, rest = text.split(begin, 1)
     if end not in rest:
         raise ValueError(f"the marker {end!r} is missing: put it after what the script wrote")
     return head + block + rest.split(end, 1)[1]
+
+
+def wrapped(text: str) -> str:
+    """`text` with each long line wrapped, but for tables; what follows in a list is indented."""
+    return "\n".join(line if line.startswith("|") else _wrapped_line(line) for line in text.split("\n"))
+
+
+def _wrapped_line(line: str) -> str:
+    text = line.lstrip(" ")
+    indent = len(line) - len(text) + (2 if text.startswith("- ") else 0)
+    pieces = textwrap.wrap(
+        line.rstrip(),
+        WIDTH,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(pieces)
 
 
 def write(results: Results, document: Path) -> list[Path]:

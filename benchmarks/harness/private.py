@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.storage import tree_cpu_seconds
-from skep.testing.redis_servers import redis
-from skep.testing.servers import postgres
+from propolis.testing.servers.redis import redis
+from propolis.testing.servers.serving import postgres
 
 KINDS = ("memory", "sqlite", "postgres", "redis")
 
@@ -31,7 +31,7 @@ def private(kind: str) -> Iterator[Private]:
         case "memory":
             yield Private("memory://", "none", lambda: 0.0)
         case "sqlite":
-            with tempfile.TemporaryDirectory(prefix="skep-") as folder:
+            with tempfile.TemporaryDirectory(prefix="propolis-") as folder:
                 yield Private(f"sqlite:///{Path(folder)}/bench.db", "synchronous=FULL", lambda: 0.0)
         case "postgres":
             with postgres(durable=True, settings=("shared_buffers=256MB", "max_wal_size=4GB")) as server:

@@ -32,8 +32,8 @@ class Adapter:
     def __init__(self, environment: Environment, command: str, options: dict[str, Any]) -> None:
         self._name = command
         self._buffer = b""
-        self._told: deque[Event] = deque()
-        self._folder = tempfile.TemporaryDirectory(prefix="skep-")
+        self._events: deque[Event] = deque()
+        self._folder = tempfile.TemporaryDirectory(prefix="propolis-")
         self._log = Path(self._folder.name, "log")
         pipe = Path(self._folder.name, "pipe")
         os.mkfifo(pipe)
@@ -81,8 +81,8 @@ class Adapter:
         """What the adapter tells, as it comes; ends when the process has, fails at the deadline."""
         while True:
             self._read()
-            while self._told:  # one by one: who stops listening in between finds the rest the next time
-                yield self._told.popleft()
+            while self._events:  # one by one: who stops listening in between finds the rest the next time
+                yield self._events.popleft()
             ended = self._process.poll() is not None
             if self._selector.select(0.0 if ended else min(LOOK, max(0.0, deadline - time.monotonic()))):
                 continue
@@ -94,7 +94,7 @@ class Adapter:
     def says_something(self, *, within: float) -> bool:
         """Has it told anything, or does it soon?  Fails where it has ended without a word."""
         deadline = time.monotonic() + within
-        while not self._told:
+        while not self._events:
             if self._process.poll() is not None:
                 raise self.gone()
             if not self._selector.select(min(LOOK, max(0.0, deadline - time.monotonic()))):
@@ -107,21 +107,21 @@ class Adapter:
     def left_over(self) -> list[Event]:
         """What a process that is killed or stopped had still told; nobody hears it again."""
         self._read()
-        found = list(self._told)
-        self._told.clear()
+        found = list(self._events)
+        self._events.clear()
         return found
 
     def gone(self) -> StepFailed:
         """Why it ended although it should not have."""
-        said = last_words(self._log.read_text(errors="replace"))
-        return StepFailed(f"{self._name}: ended with exit code {self._process.poll()}: {said}")
+        error_text = last_words(self._log.read_text(errors="replace"))
+        return StepFailed(f"{self._name}: ended with exit code {self._process.poll()}: {error_text}")
 
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._pipe, 1 << 16):
                 self._buffer += data
         found, self._buffer = _lines(self._buffer)
-        self._told.extend(found)
+        self._events.extend(found)
 
 
 def _lines(buffer: bytes) -> tuple[list[Event], bytes]:

@@ -16,7 +16,7 @@ from harness.statistics import Summary, summary
 
 @dataclass(slots=True)
 class Row:
-    """One peer on one engine: the facts of every step of every turn, and what went wrong."""
+    """One peer on one engine: the figures of every step of every turn, and what went wrong."""
 
     peer: str
     language: str
@@ -26,14 +26,14 @@ class Row:
     steps: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
-    def add(self, step: str, facts: dict[str, float]) -> None:
-        self.steps.setdefault(step, []).append(facts)
+    def add(self, step: str, figures: dict[str, float]) -> None:
+        self.steps.setdefault(step, []).append(figures)
 
     def of(self, step: str, fact: str) -> Summary | None:
         return summary(self.all(step, fact))
 
     def all(self, step: str, fact: str) -> list[float]:
-        return [facts[fact] for facts in self.steps.get(step, []) if facts.get(fact) is not None]
+        return [figures[fact] for figures in self.steps.get(step, []) if figures.get(fact) is not None]
 
 
 @dataclass(slots=True)

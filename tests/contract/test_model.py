@@ -7,34 +7,27 @@ from itertools import count
 from pathlib import Path
 from typing import Self
 
-import asyncpg
 import pytest
 
-from skep.address import Address
-from skep.broker import Engine
-from skep.brokers.memory import MemoryBroker
-from skep.brokers.postgres import PostgresBroker
-from skep.brokers.redis import RedisBroker
-from skep.brokers.redis_link import target_of
-from skep.brokers.sqlite import SQLiteBroker
-from skep.testing.clock import FakeClock
-from skep.testing.machine import check_engine
-from skep.testing.mutants import MUTANTS, Miscounting, Putting, Wrapped, catch
+from propolis.core.protocols import Engine
+from propolis.engines.address import Address
+from propolis.engines.memory import MemoryEngine
+from propolis.engines.postgres.engine import PostgresEngine
+from propolis.engines.redis.client.target import target_of
+from propolis.engines.redis.engine import RedisEngine
+from propolis.engines.sqlite.engine import SQLiteEngine
+from propolis.testing.clock import FakeClock
+from propolis.testing.engines.machine import check_engine
+from propolis.testing.engines.mutants import MUTANTS, Miscounting, OneWayPut, Wrapped, catch
+from propolis.testing.engines.record_machine import check_records
+from propolis.testing.engines.record_mutants import RECORD_MUTANTS, WithRecords
+
+from .emptying import empty
 
 Make = Callable[[FakeClock], Engine]
 
-EMPTY = """
-    DELETE FROM ready; DELETE FROM scheduled; DELETE FROM held; DELETE FROM running; DELETE FROM chunk;
-    DELETE FROM archive;
-    DELETE FROM known; DELETE FROM token; DELETE FROM unique_key; DELETE FROM rule; DELETE FROM batch;
-    DELETE FROM ended; DELETE FROM batch_tally; DELETE FROM schedule; DELETE FROM tally;
-    ALTER SEQUENCE back RESTART;
-    ALTER SEQUENCE front RESTART;
-    ALTER SEQUENCE fence RESTART;
-"""
 
-
-class EmptyPostgres(PostgresBroker):
+class EmptyPostgres(PostgresEngine):
     """Opened empty: that takes a tenth of the time of a new schema."""
 
     def __init__(self, url: str, *, schema: str, clock: FakeClock) -> None:
@@ -43,22 +36,19 @@ class EmptyPostgres(PostgresBroker):
 
     async def open(self) -> Self:
         await super().open()
-        url, schema = self._emptying
-        connection = await asyncpg.connect(url, server_settings={"search_path": schema})
-        await connection.execute(EMPTY)
-        await connection.close()
+        await empty(*self._emptying)
         return self
 
 
 @pytest.fixture
 def memory() -> Make:
-    return lambda clock: MemoryBroker(clock=clock)
+    return lambda clock: MemoryEngine(clock=clock)
 
 
 @pytest.fixture
 def sqlite(tmp_path: Path) -> Make:
     numbers = count()
-    return lambda clock: SQLiteBroker(tmp_path / f"{next(numbers)}.db", clock=clock, synchronous="normal")
+    return lambda clock: SQLiteEngine(tmp_path / f"{next(numbers)}.db", clock=clock, synchronous="normal")
 
 
 @pytest.fixture
@@ -76,33 +66,79 @@ def redis_at(url: str, prefix: str) -> Make:
     target = target_of(
         Address(f"{url}?connect_within=30s&patience=60s")
     )  # a busy machine is not a failing test
-    return lambda clock: RedisBroker(target, prefix=f"{prefix}-{next(numbers)}:", clock=clock)
+    return lambda clock: RedisEngine(target, prefix=f"{prefix}-{next(numbers)}:", clock=clock)
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres", "valkey"])
-def make(request: pytest.FixtureRequest) -> Make:
-    found: Make = request.getfixturevalue(request.param)
+# Lives of fifty steps by default, and with --full.  After each step everything is compared, which takes round
+# trips to a server: there a life takes about half a second, on a busy machine five.
+LIVES = {"memory": (60, 1000), "sqlite": (24, 500), "postgres": (12, 120), "valkey": (16, 120)}
+LIVES_ON_REDIS = (8, 40)
+
+
+@pytest.fixture(params=LIVES)
+def engine_name(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def make(request: pytest.FixtureRequest, engine_name: str) -> Make:
+    found: Make = request.getfixturevalue(engine_name)
     return found
 
 
+def lives(request: pytest.FixtureRequest, usual: int, full: int) -> int:
+    return full if request.config.getoption("--full") else usual
+
+
 def test_an_engine_is_what_the_model_says_after_every_step(
-    make: Make, request: pytest.FixtureRequest
+    make: Make, engine_name: str, seed: int | None, request: pytest.FixtureRequest
 ) -> None:
-    """I1-I15, as far as one client at a time can see them."""
-    remote = {"postgres", "valkey"} & {request.node.callspec.params["make"]}  # a look takes round trips
-    check_engine(make, examples=40 if remote else 120)
+    """I1-I16, as far as one client at a time can see them."""
+    check_engine(make, examples=lives(request, *LIVES[engine_name]), seed=seed)
 
 
-def test_redis_is_what_the_model_says_as_well(redis_url: str, prefix: str) -> None:
+def test_records_and_feeds_are_what_their_model_says_after_every_step(
+    make: Make, engine_name: str, seed: int | None, request: pytest.FixtureRequest
+) -> None:
+    """R1, as far as one client at a time can see it."""
+    usual, full = LIVES[engine_name]
+    check_records(make, examples=lives(request, max(usual // 3, 8), full), seed=seed)
+
+
+def test_redis_is_what_the_model_says_as_well(
+    redis_url: str, prefix: str, seed: int | None, request: pytest.FixtureRequest
+) -> None:
     """The mutants are not caught once more: the engine is the same as on Valkey."""
-    check_engine(redis_at(redis_url, prefix), examples=15)
+    check_engine(redis_at(redis_url, prefix), examples=lives(request, *LIVES_ON_REDIS), seed=seed)
 
 
+# A mutant wraps an engine and is wrong in the same way around each of them: what catches it is tried out
+# around the quickest, and around the others with --full.
+around = pytest.mark.parametrize(
+    "engine_name",
+    ["memory", *(pytest.param(name, marks=pytest.mark.full) for name in LIVES if name != "memory")],
+)
+
+
+@around
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_mutant_of_an_engine_is_caught(make: Make, mutant: str) -> None:
-    assert catch(MUTANTS[mutant], make)
+def test_a_mutant_of_an_engine_is_caught(make: Make, mutant: str, seed: int | None) -> None:
+    assert catch(MUTANTS[mutant], make, seed=seed)
 
 
-@pytest.mark.parametrize("harmless", [Wrapped, Miscounting, Putting])
-def test_it_is_not_the_wrapping_that_is_caught(make: Make, harmless: type[Wrapped]) -> None:
-    assert not catch(harmless, make, examples=16)
+@around
+@pytest.mark.parametrize("harmless", [Wrapped, Miscounting, OneWayPut])
+def test_it_is_not_the_wrapping_that_is_caught(make: Make, harmless: type[Wrapped], seed: int | None) -> None:
+    assert not catch(harmless, make, examples=16, seed=seed)
+
+
+@around
+@pytest.mark.parametrize("mutant", RECORD_MUTANTS)
+def test_a_mutant_of_records_or_feeds_is_caught(make: Make, mutant: str, seed: int | None) -> None:
+    assert catch(RECORD_MUTANTS[mutant], make, check=check_records, seed=seed)
+
+
+@around
+def test_it_is_not_the_wrapping_of_records_that_is_caught(make: Make, seed: int | None) -> None:
+    assert not catch(WithRecords, make, examples=16, check=check_records, seed=seed)

@@ -2,43 +2,74 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+import pytest_asyncio
 
-from skep.brokers.postgres import PostgresBroker
-from skep.life import Retention
-from skep.testing.clock import FakeClock
-from skep.testing.contract import BrokerContract, OpenEngine
-from skep.testing.servers import other_postgres
+from propolis.core.transitions import Retention
+from propolis.engines.postgres.engine import PostgresEngine
+from propolis.testing.clock import FakeClock
+from propolis.testing.engines import EngineContract, OpenEngine
+from propolis.testing.servers.serving import other_postgres
+
+from .emptying import drop, empty
 
 
-class TestPostgres(BrokerContract):
+@pytest.fixture(scope="session")
+def lasting_schema(postgres_url: str) -> Iterator[str]:
+    """The name of a schema for one test after the other."""
+    name = f"propolis_{uuid.uuid4().hex}"
+    yield name
+    asyncio.run(drop(postgres_url, name))
+
+
+@pytest_asyncio.fixture
+async def empty_schema(
+    request: pytest.FixtureRequest, postgres_url: str, lasting_schema: str
+) -> AsyncIterator[str]:
+    """A schema with nothing in it: a new one with --full, and where the opening of handles is tested."""
+    if request.config.getoption("--full") or request.function.__module__.endswith(".sharing"):
+        name = f"propolis_{uuid.uuid4().hex}"
+        yield name
+        await drop(postgres_url, name)
+    else:
+        await empty(postgres_url, lasting_schema)
+        yield lasting_schema
+
+
+class TestPostgres(EngineContract):
     @pytest.fixture
     def open_engine(
-        self, clock: FakeClock, retention: Retention, postgres_url: str, schema: str
+        self, clock: FakeClock, retention: Retention, postgres_url: str, empty_schema: str
     ) -> OpenEngine:
-        return lambda: PostgresBroker(postgres_url, schema=schema, clock=clock, retention=retention)
+        return lambda: PostgresEngine(postgres_url, schema=empty_schema, clock=clock, retention=retention)
 
 
 if other_postgres():
 
-    class TestOtherPostgres(BrokerContract):
+    class TestOtherPostgres(EngineContract):
         """Each version that is installed."""
 
         @pytest.fixture
         def open_engine(self, clock: FakeClock, retention: Retention, other_postgres_url: str) -> OpenEngine:
-            schema = f"skep_{uuid.uuid4().hex}"  # gone with its server
-            return lambda: PostgresBroker(other_postgres_url, schema=schema, clock=clock, retention=retention)
+            schema = f"propolis_{uuid.uuid4().hex}"  # gone with its server
+            return lambda: PostgresEngine(other_postgres_url, schema=schema, clock=clock, retention=retention)
 
 
-class TestPostgresBehindPgbouncer(BrokerContract):
+@pytest.mark.differs_in(
+    *["putting", "leasing", "bundling", "renewing", "settling", "fencing", "sharing", "waiting"],
+    reason="statements and server are the same; only what a session remembers is lost between calls",
+)
+class TestPostgresBehindPgbouncer(EngineContract):
     """F30: in transaction mode, where a session lasts for one transaction; hints come directly."""
 
     @pytest.fixture
     def open_engine(
         self, clock: FakeClock, retention: Retention, postgres_url: str, pgbouncer_url: str, schema: str
     ) -> OpenEngine:
-        return lambda: PostgresBroker(
+        return lambda: PostgresEngine(
             pgbouncer_url, listen=postgres_url, schema=schema, clock=clock, retention=retention
         )

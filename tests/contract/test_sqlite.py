@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from skep.brokers.sqlite import SQLiteBroker
-from skep.life import Retention
-from skep.testing.clock import FakeClock
-from skep.testing.contract import BrokerContract, OpenEngine
+from propolis.core.transitions import Retention
+from propolis.engines.sqlite.engine import SQLiteEngine
+from propolis.testing.clock import FakeClock
+from propolis.testing.engines import EngineContract, OpenEngine
 
 
-class TestSQLite(BrokerContract):
+class TestSQLite(EngineContract):
     @pytest.fixture
     def open_engine(self, clock: FakeClock, retention: Retention, tmp_path: Path) -> OpenEngine:
-        return lambda: SQLiteBroker(tmp_path / "jobs.db", clock=clock, retention=retention)
+        return lambda: SQLiteEngine(tmp_path / "jobs.db", clock=clock, retention=retention)

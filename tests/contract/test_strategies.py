@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
-from skep import wire
-from skep.broker import Engine
-from skep.brokers.memory import MemoryBroker
-from skep.brokers.sqlite import SQLiteBroker
-from skep.job import Job, Lease, Outcome, Record, State
-from skep.life import Retention
-from skep.policy import FAILED, TIMED_OUT, Policy, after_failure, after_success
-from skep.strategy import Strategy, archive, dead, delete, fixed, repeat, repeat_forever
-from skep.testing.clock import FakeClock
-from skep.testing.make import HOLDER, SPAN, a_job
+from propolis.core import wire
+from propolis.core.envelope import Envelope
+from propolis.core.job import Crashed, JobInfo, Lease, Outcome, State
+from propolis.core.policy import FAILED, TIMED_OUT, Policy, after_failure, after_success
+from propolis.core.protocols import Engine, Note
+from propolis.core.strategy import Strategy, archive, dead, delete, fixed, repeat, repeat_forever
+from propolis.core.transitions import MAX_LOSSES, Retention
+from propolis.engines.memory import MemoryEngine
+from propolis.engines.sqlite.engine import SQLiteEngine
+from propolis.testing.clock import FakeClock
+from propolis.testing.engines.samples import HOLDER, SPAN, a_job
 
 KEEP = timedelta(days=7)  # what `archive` says by default
 FOR_EVER = 7  # runs after which a test believes it
@@ -27,8 +28,8 @@ RETENTION = Retention()
 
 Make = Callable[[Path, FakeClock], Engine]
 ENGINES: dict[str, Make] = {
-    "memory": lambda path, clock: MemoryBroker(clock=clock, retention=RETENTION),
-    "sqlite": lambda path, clock: SQLiteBroker(path / "jobs.db", clock=clock, retention=RETENTION),
+    "memory": lambda path, clock: MemoryEngine(clock=clock, retention=RETENTION),
+    "sqlite": lambda path, clock: SQLiteEngine(path / "jobs.db", clock=clock, retention=RETENTION),
 }
 
 
@@ -86,7 +87,7 @@ class Runner:
         self.policy = policy
         self.leases: list[Lease] = []
 
-    async def put(self) -> Job:
+    async def put(self) -> Envelope:
         job = a_job()
         await self.engine.put([job])
         return job
@@ -105,7 +106,8 @@ class Runner:
             pass
 
     async def _end(self, lease: Lease, fate: str) -> None:
-        if fate == "crash":
+        if fate == "loss":
+            assert await self.engine.note([Note(lease, began=True)]) == []
             self.clock.advance(SPAN)
             assert (await self.engine.sweep()).reaped == 1
         else:
@@ -113,6 +115,8 @@ class Runner:
 
     def _outcome(self, lease: Lease, fate: str) -> Outcome:
         match fate:
+            case "crash":
+                return Crashed()
             case "success":
                 return after_success(self.policy.on_success)
             case "error":
@@ -121,20 +125,20 @@ class Runner:
                 return after_failure(self.policy.on_timeout, lease, random=_never, reason=TIMED_OUT)
         raise AssertionError(fate)
 
-    async def place(self, job: Job) -> Place:
-        record = await self.engine.get(job.id)
-        state = record.state if record else None
-        return Place(state, _kept(record), len(self.leases))
+    async def place(self, job: Envelope) -> Place:
+        info = await self.engine.get(job.id)
+        state = info.state if info else None
+        return Place(state, _kept(info), len(self.leases))
 
 
 def _never() -> float:
     raise AssertionError("no strategy of these tests draws at random")
 
 
-def _kept(record: Record | None) -> timedelta | None:
-    if record is None or record.keep_until is None or record.ended_at is None:
+def _kept(info: JobInfo | None) -> timedelta | None:
+    if info is None or info.keep_until is None or info.ended_at is None:
         return None
-    return record.keep_until - record.ended_at
+    return info.keep_until - info.ended_at
 
 
 @pytest.mark.parametrize(
@@ -170,26 +174,31 @@ async def test_repeat_runs_once_more_than_it_says(
 
     await runner.run_out(fate)
 
-    record = await engine.get(job.id)
-    assert record is not None
-    assert (record.state, record.reason) == (State.DEAD, FAILED if fate == "error" else TIMED_OUT)
-    assert len(runner.leases) == record.attempts == record.failures == times + 1
+    info = await engine.get(job.id)
+    assert info is not None
+    assert (info.state, info.reason) == (State.DEAD, FAILED if fate == "error" else TIMED_OUT)
+    assert len(runner.leases) == info.attempts == info.failures == times + 1
 
 
 @pytest.mark.parametrize("times", [0, 1, 3])
-async def test_crashes_are_not_counted_as_repetitions(engine: Engine, clock: FakeClock, times: int) -> None:
-    """S0.28, S0.29, T8, I6."""
+@pytest.mark.parametrize("fate", ["crash", "loss"])
+async def test_crashes_and_losses_are_not_counted_as_repetitions(
+    engine: Engine, clock: FakeClock, fate: str, times: int
+) -> None:
+    """S0.28, S0.29, T8, T8b, I6: and a retry forgets the losses."""
     runner = Runner(engine, clock, Policy(on_error=repeat(times)))
     job = await runner.put()
-    await runner.run("crash")
-    await runner.run("crash")
+    await runner.run(fate)
+    await runner.run(fate)
 
     await runner.run_out("error")
 
-    record = await engine.get(job.id)
-    assert record is not None
-    assert (record.state, record.reason) == (State.DEAD, FAILED)
-    assert (record.attempts, record.failures, record.crashes) == (times + 3, times + 1, 2)
+    info = await engine.get(job.id)
+    assert info is not None
+    assert (info.state, info.reason) == (State.DEAD, FAILED)
+    assert (info.attempts, info.failures) == (times + 3, times + 1)
+    losses = 2 if fate == "loss" and not times else 0
+    assert (info.losses, info.crashes) == (losses, 2 if fate == "crash" else 0)
 
 
 @pytest.mark.parametrize(
@@ -203,10 +212,12 @@ async def test_crashes_are_not_counted_as_repetitions(engine: Engine, clock: Fak
         (["error", "error", "success"], State.DONE, None, (3, 2, 0)),
         (["crash", "crash", "crash"], State.DEAD, "crashed", (3, 0, 3)),
         (["error", "crash", "crash", "crash"], State.DEAD, "crashed", (4, 1, 3)),
+        (["loss", "error", "loss", "crash", "success"], State.DONE, None, (5, 1, 1)),
+        (["loss"] * MAX_LOSSES, State.DEAD, "lost", (MAX_LOSSES, 0, 0)),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )
-async def test_three_counters_are_never_mixed_up(
+async def test_four_counters_are_never_mixed_up(
     engine: Engine,
     clock: FakeClock,
     fates: list[str],
@@ -214,7 +225,7 @@ async def test_three_counters_are_never_mixed_up(
     reason: str | None,
     counters: tuple[int, int, int],
 ) -> None:
-    """S0.28, S0.29, T8, I6: errors may be repeated twice, timeouts once, and crashes are the engine's."""
+    """S0.28, S0.29, T8, T8b, I6: errors may be repeated twice, timeouts once; the rest is the engine's."""
     policy = Policy(on_success=archive, on_error=repeat(2), on_timeout=repeat(1))
     runner = Runner(engine, clock, policy)
     job = await runner.put()
@@ -222,10 +233,10 @@ async def test_three_counters_are_never_mixed_up(
     for fate in fates:
         assert await runner.run(fate)
 
-    record = await engine.get(job.id)
-    assert record is not None
-    assert (record.state, record.reason) == (state, reason)
-    assert (record.attempts, record.failures, record.crashes) == counters
+    info = await engine.get(job.id)
+    assert info is not None
+    assert (info.state, info.reason) == (state, reason)
+    assert (info.attempts, info.failures, info.crashes) == counters
     assert not await runner.run("success")
 
 
@@ -235,9 +246,9 @@ async def test_a_repetition_waits_for_its_backoff_and_keeps_its_id(engine: Engin
     job = await runner.put()
     for repetition in (1, 2, 3):
         await runner.run("error")
-        record = await engine.get(job.id)
-        assert record is not None
-        assert record.due_at == clock.now + timedelta(minutes=repetition)
+        info = await engine.get(job.id)
+        assert info is not None
+        assert info.due_at == clock.now + timedelta(minutes=repetition)
 
     assert {lease.id for lease in runner.leases} == {job.id}
 

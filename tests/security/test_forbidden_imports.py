@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[2] / "src" / "skep"
+PACKAGE = Path(__file__).resolve().parents[2] / "src" / "propolis"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # Each can run what it reads.

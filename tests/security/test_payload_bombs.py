@@ -23,9 +23,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from skep import wire
-from skep.errors import BrokenPayload, NewerVersion, PayloadTooLarge
-from skep.wire import decode, decode_args
+from propolis.app.flow.continuation import continuation_of
+from propolis.core import wire
+from propolis.core.envelope import Envelope
+from propolis.core.wire import decode, decode_args, encode
+from propolis.errors import BrokenPayload, FlowBroken, NewerVersion, PayloadTooLarge
 
 MiB = 2**20
 
@@ -150,14 +152,14 @@ def test_a_scan_never_goes_back(payload: bytes) -> None:
     """Memory does not show this: it takes milliseconds of the processor, or seconds if it goes back."""
     begin = time.process_time()
     with pytest.raises(BrokenPayload):
-        decode(payload, wire.Limits(size=wire.HARD_LIMIT))
+        decode(payload, wire.PayloadLimits(size=wire.HARD_LIMIT))
     assert time.process_time() - begin < 0.5
 
 
 SMALL_STACK = """
 import sys, threading
-from skep.errors import BrokenPayload
-from skep.wire import decode, decode_args
+from propolis.errors import BrokenPayload
+from propolis.core.wire import decode, decode_args
 
 refused = []
 
@@ -207,7 +209,7 @@ def test_a_pickle_is_never_opened(tmp_path: Path, protocol: int) -> None:
         "__main__.x",
         "antigravity",
         "this",
-        "skep.testing.model",
+        "propolis.testing.engines.model",
         "..errors",
         "builtins.eval",
         "оs.system",  # noqa: RUF001 - a Cyrillic letter that looks like ours
@@ -304,3 +306,11 @@ def test_a_job_cut_short_is_always_broken(valid: bytes) -> None:
     for end in range(len(valid)):
         with pytest.raises(BrokenPayload):
             decode(valid[:end])
+
+
+def test_a_bomb_in_a_header_of_a_flow_is_refused_before_it_is_parsed() -> None:
+    """S03: for the envelope it is a string, whatever is in it."""
+    deep = '{"flow":"f","then":[{"v":1,"id":"a","task":"t","args":' + "[" * 30_000 + "]" * 30_000 + "}]}"
+    job = decode(encode(Envelope(id="a", task="t", headers={"propolis-flow": deep})))
+    with pytest.raises(FlowBroken, match="depth of the job"):
+        continuation_of(job)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from datetime import timedelta
 
-from skep.loading import load_app
-from skep.worker.settings import Settings
-from skep.worker.supervisor import run_worker
+from propolis.app.loading import load_app
+from propolis.worker.settings import Settings
+from propolis.worker.supervisor import run_worker
 
 if __name__ == "__main__":
     sys.exit(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -24,7 +25,7 @@ class Line(NamedTuple):
 
 
 class Fleet:
-    """Starts `skep worker` processes on one database, and ends them all."""
+    """Starts `propolis worker` processes on one database, and ends them all."""
 
     def __init__(
         self, folder: Path, *, url: str | None = None, app: str = "fault_tasks:app", path: Path = HERE
@@ -35,15 +36,19 @@ class Fleet:
         self._app = app
         self._env = {
             **os.environ,
-            "SKEP_URL": self.url,
-            "SKEP_TEST_URL": self.url,
-            "SKEP_TEST_LEDGER": str(self.ledger),
+            "PROPOLIS_URL": self.url,
+            "PROPOLIS_TEST_URL": self.url,
+            "PROPOLIS_TEST_LEDGER": str(self.ledger),
             "PYTHONPATH": os.pathsep.join([str(path), *filter(None, [os.environ.get("PYTHONPATH")])]),
         }
 
     def start(self, *options: str, quiet: bool = False) -> subprocess.Popen[str]:
         stderr = subprocess.DEVNULL if quiet else subprocess.PIPE
-        return self.run("-m", "skep", "worker", self._app, *options, stderr=stderr)
+        return self.run("-m", "propolis", "worker", self._app, *options, stderr=stderr)
+
+    def start_hinted(self) -> subprocess.Popen[str]:
+        """A worker that comes only when it is woken."""
+        return self.run(str(HERE / "hinted_worker.py"))
 
     def run(self, *program: str, stderr: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
         """Who says more than a pipe holds waits for a reader: give a file to one that is harmed much."""
@@ -71,7 +76,7 @@ class Fleet:
                 what, job_id, fence, pid, at = line.split()
                 yield Line(what, job_id, int(fence), int(pid), float(at))
 
-    def told(self, what: str, job_id: str) -> list[Line]:
+    def lines_of(self, what: str, job_id: str) -> list[Line]:
         return [line for line in self.lines() if (line.what, line.job_id) == (what, job_id)]
 
     def close(self) -> None:
@@ -82,36 +87,48 @@ class Fleet:
 
 
 class Killer:
-    """Kills a worker again and again while something is waited for; who replaces it is not its business."""
+    """Kills a worker again and again while something is waited for; others see to its successor.
 
-    def __init__(self, pids: Callable[[], list[int]], *, every: float) -> None:
+    A worker lives for `cpu` seconds on average, at random, of the time that the machine gives to it: so it
+    comes as far on a busy machine as on a quiet one.
+    """
+
+    def __init__(self, pids: Callable[[], list[int]], *, cpu: float) -> None:
         self._pids = pids
-        self._every = every
+        self._cpu = cpu
         self._random = random.Random(42)
-        self._next = time.monotonic()  # the first that comes: all of it may be over soon
+        self._lives_for = 0.0  # the first that comes lives no longer: all of it may be over soon
         self.kills = 0
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 60) -> float:
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 240) -> float:
         """Until it is so; returns how long that took."""
 
-        def look() -> bool:
-            if time.monotonic() >= self._next and self._kill_one():
-                self._next = time.monotonic() + self._every
+        def is_so() -> bool:
+            self._kill_one()
             return condition()
 
-        return wait_for(look, seconds)
+        return wait_for(is_so, seconds)
 
-    def _kill_one(self) -> bool:
-        """False if there is none yet: then the first that comes is killed."""
-        if not (pids := self._pids()):
-            return False
-        os.kill(self._random.choice(pids), signal.SIGKILL)
-        self.kills += 1
-        return True
+    def _kill_one(self) -> None:
+        pids = [pid for pid in self._pids() if cpu_seconds(pid) >= self._lives_for]
+        if pids:
+            with suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(self._random.choice(pids), signal.SIGKILL)
+                self.kills += 1
+            self._lives_for = self._random.uniform(0, 2 * self._cpu)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 30) -> float:
-    """Until it is so; returns how long that took."""
+def cpu_seconds(pid: int) -> float:
+    """What a process has had so far."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it has just ended
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> float:
+    """Until it is so, however busy the machine is; returns how long that took."""
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < seconds, "it did not happen in time"

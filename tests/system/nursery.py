@@ -15,10 +15,10 @@ import sys
 import threading
 from datetime import timedelta
 
-from skep.loading import load_app
-from skep.registry import Registry
-from skep.worker.settings import Lane, Settings
-from skep.worker.supervisor import run_worker
+from propolis.app.loading import load_app
+from propolis.app.registry import Registry
+from propolis.worker.settings import Lane, Settings
+from propolis.worker.supervisor import run_worker
 
 PR_SET_PDEATHSIG = 1
 SETTINGS = Settings(

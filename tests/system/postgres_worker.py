@@ -10,8 +10,9 @@ import os
 import sys
 from datetime import timedelta
 
-from skep import App, Job, archive
-from skep.worker import Lane, Settings, Worker
+from propolis import App, Job
+from propolis.strategies import archive
+from propolis.worker import Lane, Settings, Worker
 
 LEASE = timedelta(seconds=2)
 WORK = 0.03  # seconds

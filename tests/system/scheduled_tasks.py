@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
-from skep import App, archive
+from propolis import App
+from propolis.strategies import archive
 
-app = App(os.environ["SKEP_TEST_URL"])
+app = App(os.environ["PROPOLIS_TEST_URL"])
 
 
 @app.every("1s", name="tick", misfire="all")

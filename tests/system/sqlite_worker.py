@@ -10,21 +10,21 @@ import os
 import sys
 from datetime import timedelta
 
-from skep.brokers.sqlite import SQLiteBroker
-from skep.job import Done, Lease
+from propolis.core.job import Done, Lease
+from propolis.engines.sqlite.engine import SQLiteEngine
 
 SPAN = timedelta(seconds=1)
 KEEP = timedelta(hours=1)
 
 
-def tell(ledger: int, what: str, leases: list[Lease]) -> None:
+def write_down(ledger: int, what: str, leases: list[Lease]) -> None:
     """One write per bundle, so that a kill leaves whole lines."""
     os.write(ledger, "".join(f"{what} {lease.id} {lease.fence} {os.getpid()}\n" for lease in leases).encode())
 
 
 async def main(database: str, ledger_path: str) -> None:
     ledger = os.open(ledger_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    engine = await SQLiteBroker(database).open()
+    engine = await SQLiteEngine(database).open()
     holder = str(os.getpid())
     while True:
         await engine.sweep()
@@ -35,10 +35,10 @@ async def main(database: str, ledger_path: str) -> None:
                 break
             await engine.wait(["default"], 0.2)
             continue
-        tell(ledger, "start", leases)
+        write_down(ledger, "start", leases)
         lost = await engine.settle([(lease, Done(keep=KEEP)) for lease in leases])
-        tell(ledger, "end", [lease for lease in leases if lease not in lost])
-        tell(ledger, "lost", lost)
+        write_down(ledger, "end", [lease for lease in leases if lease not in lost])
+        write_down(ledger, "lost", lost)
     await engine.close()
 
 

@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
-
-from skep import App, Filter, State
-from skep.brokers.postgres import PostgresBroker
-from skep.errors import EngineUnavailable, OutcomeUnknown
-from skep.job import Job, Record
-from skep.testing.make import a_job
-from skep.testing.servers import PostgresServer, postgres
+from propolis import App
+from propolis.core.envelope import Envelope
+from propolis.core.job import JobInfo
+from propolis.engines.postgres.engine import PostgresEngine
+from propolis.errors import EngineUnavailable, OutcomeUnknown
+from propolis.testing.engines.samples import a_job
+from propolis.testing.servers.serving import PostgresServer, postgres
+from propolis.values import Filter, State
 
 JOBS = 10_000
 BUNDLE = 250
@@ -72,17 +72,17 @@ async def produce(app: App) -> list[str]:
     return [job.id for job in jobs]
 
 
-async def put(app: App, jobs: list[Job]) -> None:
+async def put(app: App, jobs: list[Envelope]) -> None:
     while True:
         try:
-            await app.aput_many(jobs)
+            await app.client.aput_many(jobs)
         except (EngineUnavailable, OutcomeUnknown):
             await asyncio.sleep(0.2)
         else:
             return
 
 
-async def drained(engine: PostgresBroker) -> None:
+async def drained(engine: PostgresEngine) -> None:
     while True:
         try:
             counts = (await engine.queues())["default"]
@@ -94,24 +94,23 @@ async def drained(engine: PostgresBroker) -> None:
         await asyncio.sleep(0.1)
 
 
-async def every_job(engine: PostgresBroker) -> list[Record]:
-    records: list[Record] = []
+async def every_job(engine: PostgresEngine) -> list[JobInfo]:
+    records: list[JobInfo] = []
     after: int | None = 0
     while after is not None:
         page = await engine.find(Filter(), limit=2000, after=after)
-        records += page.records
+        records += page.jobs
         after = page.after
     return records
 
 
-@pytest.mark.timeout(120)
 async def test_nothing_is_lost_and_every_second_run_is_explained(tmp_path: Path) -> None:
     """F01, F11, F12, O1-O4: workers killed with -9; a server restarted three times, once by -9 itself."""
     ledger = tmp_path / "ledger"
     ledger.touch()
     with postgres(durable=True) as server:
         app = App(f"{server.url}?patience=5s")
-        engine = await PostgresBroker(server.url, patience="5s").open()
+        engine = await PostgresEngine(server.url, patience="5s").open()
         fleet = Fleet(server.url, ledger)
         fleet.start()
         try:

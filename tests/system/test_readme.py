@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from propolis import App
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -22,12 +24,12 @@ def test_the_tutorial_works_as_written(tmp_path: Path) -> None:
     for block in blocks("python"):
         [name] = re.findall(r"^# (\w+\.py)$", block, re.MULTILINE)
         (tmp_path / name).write_text(block)
-    commands = next(block for block in blocks("") if "skep worker" in block).strip().splitlines()
+    commands = next(block for block in blocks("") if "propolis worker" in block).strip().splitlines()
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     (bin_folder / "python3").symlink_to(sys.executable)
-    (bin_folder / "skep").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m skep "$@"\n')
-    (bin_folder / "skep").chmod(0o755)
+    (bin_folder / "propolis").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m propolis "$@"\n')
+    (bin_folder / "propolis").chmod(0o755)
     env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "PYTHONPATH": _site_packages()}
     outputs = [
         subprocess.run(
@@ -42,12 +44,43 @@ def test_the_tutorial_works_as_written(tmp_path: Path) -> None:
     assert "count_words" in jobs
 
 
+def test_the_first_program_of_the_readme_works_as_written(tmp_path: Path) -> None:
+    [program] = [block for block in blocks("python") if block.startswith("# hello.py\n")]
+    (tmp_path / "hello.py").write_text(program)
+    env = {**os.environ, "PYTHONPATH": _site_packages()}
+    worker = ["-m", "propolis", "worker", "hello:app", "--until-empty"]
+    for command in (["hello.py"], worker):
+        printed = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+        ).stdout
+    assert printed == "hello Ann\n"
+
+
+def test_the_batch_and_the_flow_of_the_readme_work_as_written(tmp_path: Path) -> None:
+    for block in blocks("python"):
+        [name] = re.findall(r"^# (\w+\.py)$", block, re.MULTILINE)
+        (tmp_path / name).write_text(block)
+    env = {**os.environ, "PYTHONPATH": _site_packages()}
+    worker = ["-m", "propolis", "worker", "together:app", "--until-empty"]
+    for command in (["together.py"], worker):
+        printed = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+        ).stdout
+    assert sorted(printed.splitlines()) == ["2 of 2 are done", "to a@example.org: hi", "to b@example.org: hi"]
+    app = App(f"sqlite:///{tmp_path}/jobs.db")
+    counts = app.queues.counts()
+    app.close()
+    assert [(count.waiting, count.running, count.dead) for count in counts.values()] == [(0, 0, 0)] * 2
+
+
 def test_the_guide_to_tasks_works_as_written(tmp_path: Path) -> None:
-    [program] = blocks("python", (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8"))
+    program, long_job = blocks("python", (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8"))
     guide = tmp_path / "guide.py"
+    guide.write_text(long_job)
+    subprocess.run([sys.executable, str(guide)], check=True)
     guide.write_text(program)
-    told = subprocess.run([sys.executable, str(guide)], capture_output=True, text=True, check=True)
-    lines = told.stdout.splitlines()
+    done = subprocess.run([sys.executable, str(guide)], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
     assert {"select 1 in a session of pool", "closed", "guide.charge is dead: failed"} <= set(lines)
     assert lines.count("guide.charge begins") == 2  # the stolen card, and the one that was emitted
 
@@ -58,11 +91,11 @@ def _site_packages() -> str:
 
 
 def test_the_two_commands_are_those_of_dev_py() -> None:
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, str(ROOT / "dev.py"), "--help"], capture_output=True, text=True, check=True
     )
     for command in re.findall(r"^python3 dev\.py (\w+)", README, re.MULTILINE):
-        assert command in told.stdout
+        assert command in done.stdout
 
 
 def test_every_file_that_the_readme_links_to_is_there() -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-import pytest
 import pytest_asyncio
 
-from skep import App
-from skep.broker import Filter
-from skep.worker import Mode, Settings, Worker
+from propolis import App
+from propolis.core.protocols import Filter
+from propolis.worker import Mode, Settings, Worker
 
 
 @pytest_asyncio.fixture
@@ -24,7 +23,6 @@ async def work(app: App) -> None:
     await Worker(app, Settings(mode=Mode.UNTIL_EMPTY)).run()
 
 
-@pytest.mark.timeout(60)
 async def test_what_is_not_ours_is_never_run_and_waits_on_the_shelf_for_its_own_app(
     apps: tuple[App, App],
 ) -> None:
@@ -51,9 +49,9 @@ async def test_what_is_not_ours_is_never_run_and_waits_on_the_shelf_for_its_own_
     assert ran == [("ours", 7)]
 
     shelf = await theirs.jobs.afind(Filter(reason="broken"))
-    told = {record.task: record.error.message for record in shelf if record.error}
-    assert "do not fit" in told["bill"]
-    assert "does the worker import its module" in told["remind"]
+    messages = {record.task: record.error.message for record in shelf if record.error}
+    assert messages.keys() == {"bill"}  # what ours does not know is parked, for whoever does
+    assert "do not fit" in messages["bill"]
 
     for record in shelf:
         await theirs.jobs.areplay(record.id)

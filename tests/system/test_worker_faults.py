@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from skep import App, Filter, State
-from skep.job import Record, new_id
-from skep.testing.make import a_job
+from propolis import App
+from propolis.core.ids import new_id
+from propolis.core.job import JobInfo
+from propolis.testing.engines.samples import a_job
+from propolis.values import Filter, State
 
 from .fleet import Fleet, wait_for
 
@@ -33,13 +35,13 @@ def app(fleet: Fleet) -> Iterator[App]:
     app.close()
 
 
-def put(app: App, task: str, *args: object, **facts: object) -> str:
-    job = a_job(*args, task=task, **facts)
-    app.wait(app.aput(job))
+def put(app: App, task: str, *args: object, **fields: object) -> str:
+    job = a_job(*args, task=task, **fields)
+    app.client.wait(app.client.aput(job))
     return job.id
 
 
-def record_of(app: App, job_id: str) -> Record:
+def record_of(app: App, job_id: str) -> JobInfo:
     record = app.jobs.get(job_id)
     assert record is not None
     return record
@@ -49,59 +51,80 @@ def ended(app: App, job_id: str) -> bool:
     return record_of(app, job_id).state.terminal
 
 
-def events(record: Record) -> list[str]:
+def events(record: JobInfo) -> list[str]:
     return [event.kind for event in record.history]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("options", "most"), [(["--lease", "3s"], 5.0), ([], 20.0)], ids=["3s", "default"])
 def test_what_a_killed_worker_was_doing_runs_again_soon(
-    fleet: Fleet, app: App, options: list[str], most: float
+    fleet: Fleet, app: App, options: list[str], most: float, times_count: bool
 ) -> None:
-    """F01, S0.12, S1.29, S2.19, S3.31, S4.8: kill -9, and the history tells why there was a second run."""
+    """F01, S0.12, S1.29, S2.19, S3.31, S4.8: kill -9, and the history tells why there was a further run."""
     job_id = put(app, "sleep_first", 60)
     victim = fleet.start(*options)
-    wait_for(lambda: bool(fleet.told("start", job_id)))
+    wait_for(lambda: bool(fleet.lines_of("start", job_id)))
     fleet.start(*options)
     victim.kill()
-    took = wait_for(lambda: len(fleet.told("start", job_id)) == 2)
-    assert took <= most
+    marker = put(app, "sleep", 0, delay_ms=int((most + 5) * 1000))
+    took = wait_for(lambda: len(fleet.lines_of("start", job_id)) == 2)
+    assert took <= most or not times_count
+    # The same at any load: leased before what is due some seconds after the end of the lost lease.
+    assert all(
+        line.fence > fleet.lines_of("start", job_id)[1].fence for line in fleet.lines_of("start", marker)
+    )
     wait_for(lambda: ended(app, job_id))
     record = record_of(app, job_id)
-    assert (record.state, record.attempts, record.crashes) == (State.DONE, 2, 1)
-    assert events(record) == ["crashed"]
+    assert (record.state, record.attempts, record.losses, record.crashes) == (State.DONE, 2, 1, 0)
+    assert events(record) == ["lost"]
 
 
-def test_a_rolling_deploy_loses_no_lease_and_counts_no_attempt(fleet: Fleet, app: App) -> None:
+def test_a_long_job_goes_on_where_it_was_when_its_worker_was_killed(fleet: Fleet, app: App) -> None:
+    """T3b: what it has saved comes with the next lease, also after kill -9."""
+    job_id = put(app, "in_steps", 6)
+    victim = fleet.start("--lease", "3s")
+    wait_for(lambda: bool(fleet.lines_of("half", job_id)))
+    victim.kill()
+    fleet.start("--lease", "3s")
+    wait_for(lambda: ended(app, job_id))
+
+    assert [len(fleet.lines_of(f"step-{n}", job_id)) for n in range(6)] == [1] * 6
+    assert record_of(app, job_id).losses == 1
+
+
+def test_a_rolling_deploy_loses_no_lease_and_counts_no_attempt(
+    fleet: Fleet, app: App, times_count: bool
+) -> None:
     """F02, S0.34, S2.24, S3.32: short jobs finish, long ones start elsewhere at once, exit code 0."""
-    long_id = put(app, "sleep", 8)
-    old = fleet.start("--grace", "1s")
-    wait_for(lambda: bool(fleet.told("start", long_id)))
+    long_id = put(app, "sleep_once", 100)
+    old = fleet.start("--grace", "3s", "--lease", "10m")
+    wait_for(lambda: bool(fleet.lines_of("start", long_id)))
     short_id = put(app, "sleep", 0.3)
-    wait_for(lambda: bool(fleet.told("start", short_id)))
-    new = fleet.start()
+    wait_for(lambda: bool(fleet.lines_of("start", short_id)))
+    new = fleet.start_hinted()
     old.send_signal(signal.SIGTERM)
-    assert old.wait(10) == 0
+    assert old.wait(120) == 0
 
-    took = wait_for(lambda: len(fleet.told("start", long_id)) == 2)
-    assert took < 2  # released, and not waited for its lease to end
+    # Released, and announced: the new one waits neither for the end of the lease nor for a sweep.
+    took = wait_for(lambda: len(fleet.lines_of("start", long_id)) == 2)
+    assert took < 2 or not times_count
     assert record_of(app, short_id).state is State.DONE
     wait_for(lambda: ended(app, long_id))
     record = record_of(app, long_id)
-    assert (record.state, record.attempts, record.crashes) == (State.DONE, 1, 0)
+    assert (record.state, record.attempts, record.losses) == (State.DONE, 1, 0)
     assert events(record) == ["released"]
+    assert record.due_at <= record.history[0].at  # without a delay
     new.send_signal(signal.SIGINT)
-    assert new.wait(10) == 0
+    assert new.wait(120) == 0
 
 
 def test_a_second_signal_does_not_wait_for_the_grace_period(fleet: Fleet, app: App) -> None:
     """F03."""
     job_id = put(app, "sleep", 60)
     worker = fleet.start("--grace", "10m")
-    wait_for(lambda: bool(fleet.told("start", job_id)))
+    wait_for(lambda: bool(fleet.lines_of("start", job_id)))
     worker.send_signal(signal.SIGTERM)
     worker.send_signal(signal.SIGINT)  # another one, since two of a kind may arrive as one
-    assert worker.wait(10) == 0
+    assert worker.wait(120) == 0
     assert "Traceback" not in (worker.stderr.read() if worker.stderr else "")
     assert record_of(app, job_id).state is State.READY
 
@@ -110,41 +133,40 @@ def test_a_worker_that_was_stopped_past_its_lease_can_neither_settle_nor_renew(
     fleet: Fleet, app: App
 ) -> None:
     """F04, I4, I5, S4.10: SIGSTOP and SIGCONT; the other run decides."""
-    job_id = put(app, "sleep_first", 4)
-    zombie = fleet.start("--lease", "1s")
-    wait_for(lambda: bool(fleet.told("start", job_id)))
+    job_id = put(app, "sleep_first", 100)
+    zombie = fleet.start("--lease", "3s")
+    wait_for(lambda: bool(fleet.lines_of("start", job_id)))
     zombie.send_signal(signal.SIGSTOP)
-    fleet.start("--lease", "1s")
+    fleet.start()
     wait_for(lambda: ended(app, job_id))
     before = record_of(app, job_id)
     zombie.send_signal(signal.SIGCONT)
     marker = put(app, "sleep", 0)
     wait_for(lambda: ended(app, marker))
     zombie.send_signal(signal.SIGTERM)
-    assert zombie.wait(20) == 0
+    assert zombie.wait(120) == 0
     assert "is lost" in (zombie.stderr.read() if zombie.stderr else "")
     assert record_of(app, job_id) == before
-    assert (before.state, before.crashes) == (State.DONE, 1)
-    assert [line.pid for line in fleet.told("end", job_id)].count(zombie.pid) == 0
+    assert (before.state, before.losses) == (State.DONE, 1)
+    assert [line.pid for line in fleet.lines_of("end", job_id)].count(zombie.pid) == 0
 
 
 def test_a_blocked_event_loop_loses_no_lease(fleet: Fleet, app: App) -> None:
     """F05: five times the lease, with another worker waiting for it; and somebody is told."""
-    job_id = put(app, "block", 5)
-    worker = fleet.start("--lease", "1s")
-    fleet.start("--lease", "1s")
+    job_id = put(app, "block", 10)
+    worker = fleet.start("--lease", "2s")
+    fleet.start("--lease", "2s")
     wait_for(lambda: ended(app, job_id))
     record = record_of(app, job_id)
-    assert (record.state, record.attempts, record.crashes) == (State.DONE, 1, 0)
-    assert len(fleet.told("start", job_id)) == 1
+    assert (record.state, record.attempts, record.losses) == (State.DONE, 1, 0)
+    assert len(fleet.lines_of("start", job_id)) == 1
     for one in fleet.workers:
         one.send_signal(signal.SIGTERM)
-    errors = "".join(one.communicate(timeout=20)[1] for one in fleet.workers)
+    errors = "".join(one.communicate(timeout=120)[1] for one in fleet.workers)
     assert "blocked for" in errors
     assert worker.returncode == 0
 
 
-@pytest.mark.timeout(120)
 def test_workers_killed_all_the_time_finish_everything_and_explain_every_second_run(
     fleet: Fleet, app: App
 ) -> None:
@@ -160,11 +182,11 @@ def test_workers_killed_all_the_time_finish_everything_and_explain_every_second_
         fleet.start(*options)
         seen = len(list(fleet.lines()))
         wait_for(lambda seen=seen: len(list(fleet.lines())) > seen or _all_done(app, ids))  # type: ignore[misc]
-    wait_for(lambda: _all_done(app, ids), 60)
+    wait_for(lambda: _all_done(app, ids), 240)
 
     for job_id in ids:
         record = record_of(app, job_id)
-        fences = sorted(line.fence for line in fleet.told("start", job_id))
+        fences = sorted(line.fence for line in fleet.lines_of("start", job_id))
         explained = {event.fence for event in record.history}
         assert set(fences[:-1]) <= explained, f"started at {fences}, explained by {record.history}"
         assert len(set(fences)) == len(fences)
@@ -187,35 +209,49 @@ def test_an_idle_worker_sleeps(fleet: Fleet, app: App) -> None:
     assert (counts.waiting, counts.running, counts.dead) == (0, 0, 0)
 
 
-def test_an_idle_worker_is_woken_by_another_process(fleet: Fleet, app: App) -> None:
-    """S0.13, S1.25: by a hint; looking once a second, these twenty would take ten seconds and more."""
-    fleet.start("--poll", "60s")
+def test_an_idle_worker_is_woken_by_another_process(fleet: Fleet, app: App, times_count: bool) -> None:
+    """S0.13, S1.25: by a hint, since this worker neither polls nor sweeps before hours have passed."""
+    fleet.start_hinted()
     marker = put(app, "sleep", 0)
     wait_for(lambda: ended(app, marker))
     took = 0.0
     for _ in range(20):
         job_id = put(app, "sleep", 0)
         took += wait_for(partial(ended, app, job_id))
-    assert took < 5
+    assert took < 5 or not times_count
 
 
-@pytest.mark.timeout(120)
-def test_spikes_of_large_jobs_are_worked_off(fleet: Fleet, app: App) -> None:
-    """S1.24: five thousand jobs of 53 kB, four processes."""
-    bundle = [a_job(0, "x" * 53_000, task="swallow") for _ in range(100)]
-    for _ in range(50):
-        app.wait(app.aput_many([replace(job, id=new_id()) for job in bundle]))
-    worker = fleet.start("--processes", "4", "--until-empty")
-    assert worker.wait(100) == 0
+@pytest.mark.parametrize(
+    ("jobs", "size", "processes", "bar"),
+    [(1000, 1, 1, 2.0), (1000, 1, 4, 1.0), (5000, 53_000, 4, 10.0)],
+    ids=["one worker", "four workers", "large jobs"],
+)
+def test_spikes_are_worked_off(
+    fleet: Fleet, app: App, jobs: int, size: int, processes: int, bar: float, times_count: bool
+) -> None:
+    """S1.24: in so many seconds on a quiet machine, and on a busy one in not ten times as many."""
+    bundle = [a_job(0, "x" * size, task="swallow") for _ in range(100)]
+    for _ in range(jobs // len(bundle)):
+        app.client.wait(app.client.aput_many([replace(job, id=new_id()) for job in bundle]))
+    assert worked_off(fleet, app, processes) < bar * (1 if times_count else 8)
     counts = app.queues.counts()["default"]
-    assert (counts.put, counts.deleted, counts.total) == (5000, 5000, 0)
+    assert (counts.put, counts.deleted, counts.total) == (jobs, jobs, 0)
+
+
+def worked_off(fleet: Fleet, app: App, processes: int) -> float:
+    """How long it takes from the first job that has ended to the last."""
+    worker = fleet.start("--processes", str(processes), "--until-empty")
+    wait_for(lambda: app.queues.counts()["default"].deleted > 0)
+    took = wait_for(lambda: app.queues.counts()["default"].total == 0)
+    assert worker.wait(120) == 0
+    return took
 
 
 def _wakings(process: subprocess.Popen[str]) -> int:
     """How often its threads have gone to sleep of their own will: the same on a slow machine."""
     threads = Path(f"/proc/{process.pid}/task").iterdir()
-    facts = [line.split() for thread in threads for line in (thread / "status").read_text().splitlines()]
-    return sum(int(fact[1]) for fact in facts if fact[0] == "voluntary_ctxt_switches:")
+    lines = [line.split() for thread in threads for line in (thread / "status").read_text().splitlines()]
+    return sum(int(line[1]) for line in lines if line[0] == "voluntary_ctxt_switches:")
 
 
 def _let_time_pass(seconds: float) -> None:

@@ -9,7 +9,8 @@ import signal
 import time
 from pathlib import Path
 
-from skep import App, Job, dead
+from propolis import App, Job
+from propolis.strategies import dead
 
 app = App(os.environ.get("WORKER_JOBS_URL", "memory://"))
 
@@ -28,6 +29,9 @@ async def bomb(how: str) -> None:
         case "segfault":
             ctypes.string_at(0)
         case "kill":
+            eaten = bytearray(2**28)
+            eaten[::4096] = b"x" * len(eaten[::4096])
+            await asyncio.sleep(0.5)  # it is seen to be the largest
             os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does when memory is short
 
 
@@ -57,3 +61,11 @@ def until_stopping(job: Job, sign: str) -> str:
 async def forever(sign: str) -> None:
     await asyncio.to_thread(Path(sign).touch)
     await asyncio.sleep(600)
+
+
+@app.task(name="devour")
+async def devour() -> None:
+    eaten = []
+    while True:
+        eaten.append(b"x" * 5_000_000)
+        await asyncio.sleep(0.01)

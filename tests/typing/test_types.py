@@ -9,24 +9,13 @@ from __future__ import annotations
 from collections.abc import Coroutine, Iterable
 from typing import Annotated, Any, assert_type
 
-from skep import (
-    App,
-    BatchHandle,
-    BatchReport,
-    Depends,
-    Flow,
-    FlowRun,
-    Handle,
-    Job,
-    Transaction,
-    cron,
-    each,
-    every,
-    fork,
-    start,
-)
-from skep.job import Job as Envelope
-from skep.task import SyncTask
+from propolis import App, BatchReport, Depends, Handle, Job, Transaction, cron, every
+from propolis.app.task import SyncTask
+from propolis.core.envelope import Envelope
+from propolis.core.schedule import Schedule
+from propolis.flows import Flow, FlowRun, each, fork, start
+from propolis.strategies import dead
+from propolis.values import BatchHandle, Filter, JobInfo, Member
 
 app = App("memory://")
 
@@ -121,6 +110,18 @@ async def wrong_calls(job: Job) -> None:
     async with app.batch() as b:
         b.add(send, 5)  # type: ignore[arg-type]  # checked through `add`
     app.task(queue=5)  # type: ignore[call-overload]  # not a str
+    app.task(qeue="mail")  # type: ignore[call-overload]  # a misspelt option
+    app.task(retries="5")  # type: ignore[call-overload]  # not an int
+    send.using(retries=5)  # type: ignore[call-arg]  # of a task, not of a call: on_error=repeat(5)
+    app.task(isolate="thread")  # type: ignore[call-overload]  # no such kind
+    app.command("ls", ["ls"], isolate="process")  # type: ignore[call-arg]  # a program is one already
+    send.using(on_error={ValueError: dead})  # type: ignore[arg-type]  # code cannot travel with a job
+    app.batch(send.many(["bob"]), keep_fro="7d")  # type: ignore[call-arg]  # a misspelt option
+    app.batch(note=5)  # type: ignore[arg-type]  # not a str
+    b.batch(parent="x")  # type: ignore[call-arg]  # it is this one
+    app.cron("@daily", missfire="once")  # type: ignore[call-arg]  # a misspelt policy
+    app.every("1h", tz="UTC")  # type: ignore[call-arg]  # periods know no time zone
+    every("1h", overlap="never")  # type: ignore[arg-type]  # no such policy
 
 
 @app.task
@@ -216,3 +217,18 @@ async def schedules_are_typed_like_calls() -> None:
     await app.schedules.aput("a", cron("@daily"), digest)  # type: ignore[call-arg]
     app.schedules.put("a", cron("@daily"), digest, wrong="x")  # type: ignore[call-arg]
     app.cron("@daily", misfire="twice")  # type: ignore[arg-type]
+
+
+# --- twins -------------------------------------------------------------------------------
+
+
+async def twins_are_typed_like_the_asynchronous_verbs(run: FlowRun[int], handle: BatchHandle) -> None:
+    assert_type(app.jobs.get("x"), JobInfo | None)
+    assert_type(app.jobs.purge(Filter(), limit=3), int)
+    assert_type(app.batches.members("x", after=3), list[Member])
+    assert_type(run.result(timeout="1s"), int)
+    assert_type(handle.members(), list[Member])
+    assert_type(app.schedules.put("a", cron("@daily"), digest, "x"), Schedule)
+    app.jobs.get(5)  # type: ignore[arg-type]  # not a str
+    app.jobs.purge(Filter(), most=3)  # type: ignore[call-arg]  # no such option
+    run.result("1s", 2)  # type: ignore[call-arg]  # one too many

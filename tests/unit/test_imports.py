@@ -1,4 +1,4 @@
-"""What importing skep costs, and in which direction its modules know one another."""
+"""What importing propolis costs, and in which direction its modules know one another."""
 
 from __future__ import annotations
 
@@ -11,19 +11,29 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[2] / "src" / "skep"
+PACKAGE = Path(__file__).resolve().parents[2] / "src" / "propolis"
 
-# From the bottom: a module imports only from lines above its own.  What is not here stands on top.
-LAYERS = [
-    ["skep.errors"],
-    ["skep.address", "skep.clock", "skep.duration"],
-    ["skep.strategy"],
-    ["skep.job"],
-    ["skep.batch", "skep.life", "skep.policy", "skep.schedule", "skep.wire"],
-    ["skep.broker"],
-    ["skep.brokers"],
+# From the bottom: a room imports only from itself and from the rooms before it.
+ROOMS = [
+    ["propolis.errors"],
+    ["propolis.core"],
+    ["propolis.engines"],
+    ["propolis.app"],
+    ["propolis.worker"],
+    ["propolis.bench", "propolis.cli", "propolis.demo", "propolis.testing"],
 ]
-VALUES = [module for layer in LAYERS[:-1] for module in layer]
+# The same inside of core, where nothing imports what stands beside it.
+CORE = [
+    ["clock", "duration", "ids"],
+    ["strategy"],
+    ["envelope"],
+    ["batch"],
+    ["job"],
+    ["policy", "schedule", "transitions", "wire"],
+    ["records"],
+    ["feeds"],
+    ["protocols"],
+]
 INPUT_AND_OUTPUT = [
     "asyncio",
     "concurrent.futures",
@@ -75,18 +85,22 @@ def heavy_among(modules: Iterable[str], heavy: Iterable[str]) -> list[str]:
 
 
 @pytest.mark.usefixtures("uncovered")
-def test_importing_skep_opens_no_socket_and_imports_no_engine_and_nothing_heavy() -> None:
-    modules, opened = imported_by("skep")
+def test_importing_propolis_opens_no_socket_and_imports_no_engine_and_nothing_heavy() -> None:
+    modules, opened = imported_by("propolis")
     assert opened == []
     assert heavy_among(modules, HEAVY) == []
-    assert not [name for name in modules if name.startswith(("skep.brokers.", "skep.testing"))]
+    assert not [
+        name
+        for name in modules
+        if name.startswith(("propolis.testing", *(f"propolis.engines.{engine}" for engine in ENGINES)))
+    ]
 
 
 @pytest.mark.usefixtures("uncovered")
 def test_one_engine_does_not_import_another() -> None:
-    modules, _ = imported_by("skep.brokers.memory")
+    modules, _ = imported_by("propolis.engines.memory")
     assert heavy_among(modules, HEAVY) == []
-    assert not [name for name in modules if name.startswith(("skep.brokers.sqlite", "skep.testing"))]
+    assert not [name for name in modules if name.startswith(("propolis.engines.sqlite", "propolis.testing"))]
 
 
 def test_a_socket_would_have_been_seen() -> None:
@@ -101,7 +115,7 @@ def test_a_socket_would_have_been_seen() -> None:
 
 
 def module_name(path: Path) -> str:
-    parts = ["skep", *path.relative_to(PACKAGE).with_suffix("").parts]
+    parts = ["propolis", *path.relative_to(PACKAGE).with_suffix("").parts]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -151,56 +165,70 @@ def find_cycle(graph: Mapping[str, set[str]]) -> list[str]:
     return next((cycle for module in sorted(graph) if (cycle := visit(module, []))), [])
 
 
-def layer_of(module: str) -> int | None:
-    for number, layer in enumerate(LAYERS):
-        if any(module == name or module.startswith(f"{name}.") for name in layer):
-            return number
+def room_of(module: str) -> int | None:
+    """Its height; None for what only gathers names of other rooms, such as `propolis` itself."""
+    for height, rooms in enumerate(ROOMS):
+        if any(module == room or module.startswith(f"{room}.") for room in rooms):
+            return height
     return None
 
 
 def family_of(module: str) -> str | None:
-    """The engine that a module of brokers/ belongs to; None if it is shared by all."""
-    name = module.removeprefix("skep.brokers.")
-    return next((engine for engine in ENGINES if name == engine or name.startswith(f"{engine}_")), None)
+    """The engine that a module of engines/ belongs to; None if it is shared by all."""
+    name = module.removeprefix("propolis.engines.").partition(".")[0]
+    return name if name in ENGINES else None
 
 
 def test_there_is_no_import_cycle_of_any_kind(graph: dict[str, set[str]]) -> None:
     assert find_cycle(graph) == []
 
 
-def test_the_layers_point_one_way(graph: dict[str, set[str]]) -> None:
+def test_imports_point_one_way(graph: dict[str, set[str]]) -> None:
+    """The app alone reaches up, for its test kit, and only when somebody asks for one."""
     for module, imports in graph.items():
-        below = layer_of(module)
-        if below is None:
-            continue
+        height = room_of(module)
         for other in imports:
-            layer = layer_of(other)
-            assert layer is not None, f"{module} imports {other}, which stands above it"
-            assert layer < below or module.startswith("skep.brokers."), f"{module} imports {other}"
+            reached = room_of(other)
+            if (
+                height is None
+                or (height == len(ROOMS) - 1 and reached is None)
+                or (module, other) == ("propolis.app.application", "propolis.testing.kit.kit")
+            ):
+                continue
+            assert reached is not None, f"{module} imports {other}, which only gathers names"
+            assert reached <= height, f"{module} imports {other}, which stands above it"
 
 
-def test_every_layer_has_its_modules() -> None:
-    assert not [name for layer in LAYERS for name in layer if name not in SOURCES]
+def test_values_stand_on_simpler_ones(graph: dict[str, set[str]]) -> None:
+    heights = {f"propolis.core.{name}": height for height, names in enumerate(CORE) for name in names}
+    assert heights.keys() == {module for module in graph if module.startswith("propolis.core.")}
+    for module, height in heights.items():
+        for other in graph[module] & heights.keys():
+            assert heights[other] < height, f"{module} imports {other}, which does not stand below it"
 
 
-@pytest.mark.parametrize("module", VALUES)
+def test_every_room_has_its_modules() -> None:
+    assert not [room for rooms in ROOMS for room in rooms if room not in SOURCES]
+
+
+@pytest.mark.parametrize("module", [name for name in SOURCES if name.startswith("propolis.core.")])
 def test_values_and_decisions_do_no_input_or_output(module: str) -> None:
     assert imports_of(SOURCES[module], [*HEAVY, *INPUT_AND_OUTPUT]) == set()
 
 
 def test_engines_never_import_one_another(graph: dict[str, set[str]]) -> None:
     for module, imports in graph.items():
-        if module.startswith("skep.brokers."):
+        if module.startswith("propolis.engines."):
             for other in imports:
-                if other.startswith("skep.brokers."):
+                if other.startswith("propolis.engines."):
                     assert family_of(other) in (None, family_of(module)), f"{module} imports {other}"
 
 
 def test_only_the_test_kit_and_the_app_import_the_test_kit(graph: dict[str, set[str]]) -> None:
-    """The app does so when `app.test()` is called; that `import skep` does not is tested above."""
+    """The app does so when `app.test()` is called; that `import propolis` does not is tested above."""
     for module, imports in graph.items():
-        if not module.startswith("skep.testing") and module != "skep.app":
-            assert not [other for other in imports if other.startswith("skep.testing")], module
+        if not module.startswith("propolis.testing") and module != "propolis.app.application":
+            assert not [other for other in imports if other.startswith("propolis.testing")], module
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 from pathlib import Path
@@ -9,12 +10,16 @@ from typing import Any
 
 import pytest
 
-from skep import App, Filter, Job, State, cron, dead, exponential, repeat
-from skep.batch import Batch
-from skep.batches import plan_batch
-from skep.policy import Policy
-from skep.testing.make import a_job
-from skep.worker import Lane, Mode, Settings, Worker
+from propolis import App, Job, cron
+from propolis.app.batch.plan import plan_batch
+from propolis.core.batch import Batch
+from propolis.core.policy import Policy
+from propolis.core.protocols import MAX_CHECKPOINT
+from propolis.strategies import dead, exponential, repeat
+from propolis.testing.engines.samples import a_job
+from propolis.values import Filter, State
+from propolis.worker import Lane, Mode, Settings, Worker
+from propolis.worker.children.processes import MAX_SUSPECTS
 
 DEFAULTS = (Path(__file__).parents[2] / "docs" / "defaults.md").read_text(encoding="utf-8")
 
@@ -100,7 +105,9 @@ async def test_a_dropped_queue_leaves_nothing_behind(tmp_path: Path) -> None:
     tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
     left = {table: database.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables}
     database.close()
-    assert {table for table, rows in left.items() if rows} == {"counter"}
+    # What says which tables these are, and the last numbers that were given.
+    lasting = {"propolis_migration", "propolis_counter", "propolis_version"}
+    assert {table for table, rows in left.items() if rows} == lasting
 
 
 async def test_jobs_put_before_a_deployment_run_after_it(tmp_path: Path) -> None:
@@ -156,14 +163,20 @@ def test_the_table_of_defaults_is_that_of_the_code(app: App) -> None:
     assert _said("timeout") == str(options.timeout_ms).lower()
     assert _said("result_ttl") == str(options.result_ttl_ms).lower()
     assert _said("max_crashes") == str(options.max_crashes)
+    assert (_said("isolate"), options.isolate) == ("none", None)
+    assert (_said("abandon"), options.abandon) == ("no", False)
+    assert (_said("memory_limit"), options.memory_limit) == ("none", None)
+    assert f"at most {MAX_CHECKPOINT // 1024} KiB" in DEFAULTS
+    assert max(4, os.cpu_count() or 1) == MAX_SUSPECTS
     assert _said("on_success") == "`delete`"
     assert policy.on_error == repeat(5, exponential("2s", cap="10m")).then(dead)
     assert _said("on_error") == '`repeat(5, exponential("2s", cap="10m")).then(dead)`'
+    assert _said("retries") == "none"
     assert policy.on_timeout == repeat(2, exponential("2s", cap="10m")).then(dead)
     assert _said("on_timeout") == '`repeat(2, exponential("2s", cap="10m")).then(dead)`'
-    batch = plan_batch().batch
+    batch = plan_batch({}).batch
     assert batch == Batch(id=batch.id)
-    assert _said("linger") == f"{batch.linger_ms / 86_400_000:g} d"
+    assert _said("keep_for") == f"{batch.keep_for_ms / 86_400_000:g} d"
     assert _said("open_for") == f"{batch.open_for_ms / 86_400_000:g} d"
     plan = cron("@daily")
     assert _said("tz") == '"UTC"'

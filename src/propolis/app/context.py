@@ -1,0 +1,291 @@
+"""What a task may ask to know about the job that it is running for."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from concurrent.futures import Future
+from datetime import datetime
+from types import SimpleNamespace
+from typing import Any, ParamSpec, Protocol, Self
+
+import msgspec
+from msgspec import Raw
+from msgspec.structs import replace
+
+from propolis.app.client.client import Client
+from propolis.app.signature import Provided, current, encode_value
+from propolis.app.task import Call, Task
+from propolis.app.transaction import Transaction
+from propolis.core import wire
+from propolis.core.duration import Duration, milliseconds
+from propolis.core.envelope import Envelope
+from propolis.core.ids import derive_id
+from propolis.core.job import Lease, Progress, storable
+from propolis.core.protocols import MAX_CHECKPOINT, MAX_OUTCOME
+from propolis.core.schedule import INSTANT_HEADER, SCHEDULE_HEADER
+from propolis.errors import BadSetting, CheckpointTooLarge, OutcomeTooLarge
+
+P = ParamSpec("P")
+
+_LINE_MAX = 2000
+
+
+class Listener(Protocol):
+    """What hears the reports of a running job: the worker, as a rule."""
+
+    def report(self, lease: Lease, progress: Progress | None, lines: tuple[str, ...]) -> None: ...
+
+    def save(self, lease: Lease, checkpoint: bytes) -> Future[None]:
+        """Gives when it is stored, or `LeaseLost`; called in any thread."""
+        ...
+
+    def stopping(self, lease: Lease) -> bool: ...
+
+    def goes_on(self, lease: Lease, turn: Envelope, always: bool) -> None: ...
+
+
+class JobOwner(Protocol):
+    """The app that a job belongs to, as far as a job knows it."""
+
+    @property
+    def client(self) -> Client: ...
+
+    @property
+    def state(self) -> SimpleNamespace: ...
+
+
+class Job(Provided):
+    """The running job, for a parameter annotated with it (its position does not matter).
+
+    `fence` grows with every lease of this job: give it to your own storage, and have it refuse smaller
+    ones, to make writes of a run that lost its lease harmless.
+    """
+
+    __slots__ = (
+        "_always",
+        "_checkpoint",
+        "_emissions",
+        "_listener",
+        "_turn",
+        "app",
+        "emitted_bytes",
+        "envelope",
+        "gathered",
+        "lease",
+        "transaction",
+    )
+
+    def __init__(
+        self, app: JobOwner, lease: Lease, envelope: Envelope, listener: Listener | None = None
+    ) -> None:
+        self.app = app
+        self.lease = lease
+        self.envelope = envelope
+        self._listener = listener
+        self._checkpoint = lease.checkpoint
+        self._emissions: list[Envelope] | None = None
+        self.emitted_bytes = 0
+        self._turn: Envelope | None = None
+        self._always = False
+        self.gathered: Raw | None = None  # arguments that are not in the envelope: results of a fan-out
+        self.transaction: Transaction | None = None  # in which it runs and ends, if its task asks for one
+
+    @classmethod
+    async def given(cls, job: Self) -> Self:
+        return job
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id} of {self.task}, attempt {self.attempt}>"
+
+    @property
+    def id(self) -> str:
+        return self.lease.id
+
+    @property
+    def task(self) -> str:
+        return self.lease.task
+
+    @property
+    def queue(self) -> str:
+        return self.lease.queue
+
+    @property
+    def attempt(self) -> int:
+        """The number of this run, from 1; runs that were given back do not count."""
+        return self.lease.attempt
+
+    @property
+    def fence(self) -> int:
+        return self.lease.fence
+
+    @property
+    def batch(self) -> str | None:
+        return self.lease.batch
+
+    @property
+    def put_at(self) -> datetime:
+        return self.lease.put_at
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return self.envelope.headers
+
+    @property
+    def instant(self) -> datetime | None:
+        """The instant that a schedule has put it for, which may be long ago; None: no schedule has."""
+        instant = self.envelope.headers.get(INSTANT_HEADER)
+        return None if instant is None else datetime.fromisoformat(instant)
+
+    @property
+    def checkpoint(self) -> Any:
+        """What this job has saved last, in this run or an earlier one, as plain values; None if nothing."""
+        return None if self._checkpoint is None else msgspec.json.decode(self._checkpoint)
+
+    @property
+    def state(self) -> SimpleNamespace:
+        """What the start-up hooks of this worker have left for its jobs."""
+        return self.app.state
+
+    @property
+    def stopping(self) -> bool:
+        """Is the worker shutting down, or did somebody ask for this job to stop?"""
+        return self._listener is not None and self._listener.stopping(self.lease)
+
+    @property
+    def emits(self) -> bool:
+        return self._emissions is not None or self._turn is not None
+
+    @property
+    def emissions(self) -> tuple[Envelope, ...]:
+        """What is put when it ends as done."""
+        return (*self.emitted, *(() if self._turn is None else (self._turn,)))
+
+    @property
+    def emitted(self) -> tuple[Envelope, ...]:
+        """The same without its next turn."""
+        return tuple(self._emissions or ())
+
+    @property
+    def last_words(self) -> tuple[Envelope, ...]:
+        """What is put when it fails for good."""
+        return (self._turn,) if self._turn is not None and self._always else ()
+
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Show how far it is; the newest report counts.  `ValueError` for what is no number."""
+        try:
+            sound = math.isfinite(done) and (total is None or math.isfinite(total))
+        except TypeError:
+            sound = False
+        if not sound:
+            raise ValueError(f"progress({done!r}, {total!r}) takes numbers")
+        if self._listener is not None:
+            self._listener.report(self.lease, Progress(done, total, storable(str(note)[:_LINE_MAX])), ())
+
+    def log(self, line: object) -> None:
+        """Add a line to the job's own log, of which the newest hundred are kept."""
+        if self._listener is not None:
+            self._listener.report(self.lease, None, (storable(str(line)[:_LINE_MAX]),))
+
+    async def save(self, value: Any) -> None:
+        """Keep where the job is, for its next run if this one does not end it; returns when it is stored.
+
+        `LeaseLost` if another run may have begun: stop then.  `CheckpointTooLarge` beyond 64 KiB, and
+        `TypeError` for what has no JSON form; nothing was saved.
+        """
+        checkpoint = self._encoded(value)
+        if self._listener is not None:
+            await asyncio.wrap_future(self._listener.save(self.lease, checkpoint))
+        self._checkpoint = checkpoint
+
+    def save_now(self, value: Any) -> None:
+        """The same for a plain function."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            checkpoint = self._encoded(value)
+            if self._listener is not None:
+                self._listener.save(self.lease, checkpoint).result()
+            self._checkpoint = checkpoint
+        else:
+            raise BadSetting(
+                "save_now() would stop the event loop that runs here: await job.save(...) instead"
+            )
+
+    def _encoded(self, value: Any) -> bytes:
+        if self.transaction is not None:
+            raise BadSetting(
+                "a checkpoint stands at once, what a job writes in its Transaction only when it has ended: "
+                "keep where it is in a row of your own"
+            )
+        checkpoint = encode_value(value)
+        if len(checkpoint) > MAX_CHECKPOINT:
+            raise CheckpointTooLarge(len(checkpoint), MAX_CHECKPOINT)
+        return checkpoint
+
+    def emit(self, task: Task[P, Any] | Call[P, Any], *args: P.args, **kwargs: P.kwargs) -> str:
+        """Put another job if, and only if, this one ends as done, in the same step.  Returns its id.
+
+        `OutcomeTooLarge` where all that it emits has more than 32 MiB.
+        """
+        if self._emissions is None:
+            self._emissions = []
+        made = task.job(*args, **kwargs)
+        if not made.chosen:
+            made = replace(made, id=derive_id(self.id, "emit", len(self._emissions)), chosen=True)
+        size = self.emitted_bytes + len(wire.encode(made))  # what is wrong is wrong here
+        if size > MAX_OUTCOME:
+            raise OutcomeTooLarge(size, MAX_OUTCOME)
+        self._emissions.append(made)
+        self.emitted_bytes = size
+        return made.id
+
+    def again(self, *, after: Duration, always: bool = False) -> str:
+        """Put this job once more, to run `after` this turn has ended.  Returns the id of the next turn.
+
+        It is put in the step that ends this turn as done; a retry is still this turn.  With `always` also in
+        the step that gives it up, so that a failure does not end the chain.  There is never more than one
+        turn at a time: they hand a unique key on, which is the job's own if it has one.  The last of
+        several calls counts.
+        """
+        envelope, delay_ms = self.envelope, milliseconds(after)
+        lasts_ms = (
+            None if envelope.expires_in_ms is None else max(0, envelope.expires_in_ms - envelope.delay_ms)
+        )
+        turn = replace(
+            envelope,
+            id=derive_id(self.id, "again"),
+            chosen=True,
+            delay_ms=delay_ms,
+            due_at=None,
+            expires_in_ms=None if lasts_ms is None else lasts_ms + delay_ms,
+            unique=envelope.unique or f"again:{self.id}",
+            batch=None,  # which would never end
+            member=0,
+            headers={name: value for name, value in envelope.headers.items() if _is_handed_on(name)},
+        )
+        wire.encode(turn)
+        self.goes_on(turn, always)
+        if self._listener is not None:
+            self._listener.goes_on(self.lease, turn, always)
+        return turn.id
+
+    def goes_on(self, turn: Envelope, always: bool) -> None:
+        """It has a next turn, as `again` was called here or in another process."""
+        self._turn, self._always = turn, always
+
+    def take_over(self, emissions: list[Envelope], size: int) -> None:
+        """What this job has emitted in another process, and its bytes."""
+        self._emissions, self.emitted_bytes = emissions, size
+
+
+def _is_handed_on(header: str) -> bool:
+    """A header of our own, such as a place in a flow, was for one turn; that of the instant goes on."""
+    return not header.startswith("propolis-") or header in (SCHEDULE_HEADER, INSTANT_HEADER)
+
+
+def current_job() -> Job | None:
+    """The job that is running here, for code that is too deep down to be handed it."""
+    job = current.get()
+    assert job is None or isinstance(job, Job)
+    return job

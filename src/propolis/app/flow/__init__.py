@@ -1,0 +1,8 @@
+"""Flows: chains, fan-outs and reductions, compiled to jobs, memberships and emissions."""
+
+from __future__ import annotations
+
+from propolis.app.flow.run import FlowRun, FlowState, FlowStatus
+from propolis.app.flow.steps import Flow, each, fork, start
+
+__all__ = ["Flow", "FlowRun", "FlowState", "FlowStatus", "each", "fork", "start"]

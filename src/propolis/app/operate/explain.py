@@ -1,0 +1,67 @@
+"""Why a job is not running: what the engine knows, put into sentences."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from propolis.app.operate.rules import every_rule
+from propolis.app.operate.workers import live_workers
+from propolis.core.job import JobInfo, State
+from propolis.core.protocols import Engine, Records, Rule, RuleKind, Scope
+
+
+async def explain(engine: Engine, job_id: str) -> list[str]:
+    """What stands between this job and its run, the strongest reason first; one sentence if nothing does."""
+    info = await engine.get(job_id)
+    if info is None:
+        return [f"there is no job {job_id}: it never was, or it ended and was not kept"]
+    if info.state is not State.READY:
+        return [_not_waiting(info, await engine.now())]
+    reasons = [_by_rule(rule) async for rule in every_rule(engine) if _applies(rule, info)]
+    if info.parked:
+        reasons.append(f"it is parked: a worker took it that does not know task {info.task!r}")
+    nobody = await _nobody_for(engine, info)
+    now = await engine.now()
+    if info.expires_at is not None and info.expires_at <= now:
+        reasons.append(f"it expired at {info.expires_at:%F %TZ} and will end as dead")
+    elif info.due_at > now:
+        reasons.append(f"it is not due before {info.due_at:%F %TZ}")
+    elif not reasons:
+        ahead = await engine.position(job_id)
+        return [*nobody, f"it is ready, behind {ahead} others of queue {info.queue!r}"]
+    return reasons + nobody
+
+
+async def _nobody_for(engine: Engine, info: JobInfo) -> list[str]:
+    """That no worker would run it, as far as workers are known."""
+    if not isinstance(engine, Records):
+        return []
+    workers = await live_workers(engine)
+    serving = [worker for worker in workers if worker.may_serve(info.queue)]
+    if not serving:
+        return [f"no live worker serves queue {info.queue!r}"]
+    if any(worker.may_know(info.task) for worker in serving):
+        return []
+    elsewhere = any(worker.may_know(info.task) for worker in workers)
+    return [f"no live worker {f'of queue {info.queue!r} ' if elsewhere else ''}knows task {info.task!r}"]
+
+
+def _not_waiting(info: JobInfo, now: datetime) -> str:
+    if info.state is State.RUNNING:
+        asked = ", and was asked to stop" if info.cancel_requested else ""
+        if info.lease_until is not None and info.lease_until <= now:
+            return f"its worker {info.holder} has lost its lease: the next sweep takes it back{asked}"
+        return f"it is running: attempt {info.attempts}, held by {info.holder}{asked}"
+    return f"it has ended as {info.state.value}" + (f": {info.reason}" if info.reason else "")
+
+
+def _applies(rule: Rule, info: JobInfo) -> bool:
+    names = {Scope.QUEUE: info.queue, Scope.TASK: info.task, Scope.KEY: info.key}
+    return rule.kind is not RuleKind.CAP and names[rule.scope] == rule.name
+
+
+def _by_rule(rule: Rule) -> str:
+    if rule.kind is RuleKind.LIMIT:
+        return f"at most {rule.n} jobs of {rule.scope.value} {rule.name!r} may run at once"
+    verb = "paused" if rule.kind is RuleKind.PAUSE else "blocked"
+    return f"{rule.scope.value} {rule.name!r} is {verb}"

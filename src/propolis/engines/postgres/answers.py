@@ -1,0 +1,181 @@
+"""What the schema answers: rows as values, refusals as errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from itertools import repeat
+
+import msgspec
+
+from propolis.core.batch import Batch, BatchStatus, batch_state
+from propolis.core.clock import from_us, moment
+from propolis.core.job import Error, Event, JobInfo, Lease, Progress, State
+from propolis.core.protocols import Counts, Durability, Renewal
+from propolis.engines.postgres.client import Row, SchemaRefused, session_of
+from propolis.errors import BadSetting, BatchSealed, EngineUnavailable, PropolisError, QueueFull, UnknownBatch
+
+_error = msgspec.json.Decoder(Error)
+_progress = msgspec.json.Decoder(Progress)
+_batch = msgspec.json.Decoder(Batch)
+
+
+def leases_of(row: Row, until: datetime, holder: str) -> list[Lease]:
+    """Those of one row of an answer, which are of one queue."""
+    queue, number, fences = row["queue"], row["number"], row["fences"]
+    moments = {us: from_us(us) for us in set(row["puts_us"])}  # jobs that were put together share one
+    if number is not None:
+        fence, batch = fences[0], row["batches"][0] if row["batches"] else None
+        return [
+            Lease(
+                *(job_id, fence, task, queue, body, 1, 0, 0, until, moments[put_us], holder),
+                *(0, batch, None, place),
+            )
+            for place, (job_id, task, body, put_us) in enumerate(
+                zip(row["ids"], row["tasks"], row["bodies"], row["puts_us"], strict=True), number + 1
+            )
+        ]
+    columns = (
+        *("ids", "fences", "tasks", "bodies", "attempts", "failures", "crashes", "puts_us", "losses"),
+        *("batches", "numbers"),
+    )
+    saved = row["checkpoints"] or repeat(None, len(row["ids"]))
+    return [
+        Lease(
+            *(job_id, fence, task, queue, body, attempt, failures, crashes, until, moments[put_us], holder),
+            *(losses, of, last, place),
+        )
+        for job_id, fence, task, body, attempt, failures, crashes, put_us, losses, of, place, last in zip(
+            *(row[name] for name in columns), saved, strict=True
+        )
+    ]
+
+
+def holders_of(leases: Sequence[Lease]) -> list[str]:
+    """One for all of them if that is true, as for the leases of one worker."""
+    holders = [lease.holder for lease in leases]
+    return holders[:1] if len(set(holders)) == 1 else holders
+
+
+def identity_of(lease: Lease) -> tuple[str, int, str]:
+    return lease.id, lease.fence, lease.holder
+
+
+def renewal_of(until_us: int | None, asked: bool) -> Renewal:
+    return Renewal(None, later=True) if until_us is None else Renewal(from_us(until_us), asked)
+
+
+def flags_of(asked: Sequence[str], rows: Sequence[Row]) -> list[bool]:
+    numbers = {row[0] for row in rows}
+    return [n in numbers for n in range(1, len(asked) + 1)]
+
+
+def job_info(row: Row) -> JobInfo:
+    parked = row["state"] == "parked"
+    state = State.READY if parked else State(row["state"])
+    history = msgspec.json.decode(row["history"]) if row["history"] else ()
+    return JobInfo(
+        id=row["id"],
+        task=row["task"],
+        queue=row["queue"],
+        state=state,
+        body=row["body"],
+        priority=-row["rank"],
+        put_at=from_us(row["put_us"]),
+        due_at=from_us(row["due_us"]),
+        expires_at=moment(row["expires_us"]),
+        attempts=row["attempts"],
+        failures=row["failures"],
+        losses=row["losses"] or 0,
+        crashes=row["crashes"],
+        parked=parked,
+        fence=row["fence"] or 0,
+        holder=row["holder"],
+        started_at=moment(row["started_us"]),
+        lease_until=moment(row["until_us"]),
+        cancel_requested=bool(row["cancel"]),
+        ended_at=moment(row["ended_us"]),
+        keep_until=moment(row["keep_us"]),
+        reason=row["reason"],
+        error=_error.decode(row["error"]) if row["error"] else None,
+        result=row["result"],
+        unique=row["unique_key"],
+        key=row["limit_key"],
+        batch=row["batch"],
+        member=row["member"],
+        checkpoint=row["checkpoint"],
+        began=bool(row["began"]),
+        progress=_progress.decode(row["progress"]) if row["progress"] else None,
+        log=tuple(row["log"] or ()),
+        history=tuple(Event(from_us(us), *rest) for us, *rest in history),
+    )
+
+
+def batch_status(row: Row) -> BatchStatus:
+    total = row["live"] + row["done"] + row["dead"] + row["cancelled"]
+    counts = {"done": row["done"], "dead": row["dead"], "cancelled": row["cancelled"]}
+    return BatchStatus(
+        id=row["id"],
+        state=batch_state(sealed=row["sealed"], total=total, **counts),
+        sealed=row["sealed"],
+        total=total,
+        enqueued=row["enqueued"],
+        retrying=row["retrying"],
+        running=row["running"],
+        **counts,
+        created_at=from_us(row["created_us"]),
+        finished_at=moment(row["finished_us"]),
+        keep_until=moment(row["keep_us"]),
+        parent=row["parent"],
+        note=_batch.decode(row["body"]).note,
+    )
+
+
+def counts_of(row: Row) -> Counts:
+    return Counts(**{name: row[name] for name in Counts.__struct_fields__})
+
+
+def complaint_of(what: str, name: str, seconds: float, application: str, state: str) -> str:
+    ending = f"ROLLBACK PREPARED '{name}'" if state == "prepared" else f"SELECT pg_terminate_backend({name})"
+    return (
+        f"a {what} is {seconds:.0f} s old ({application or 'no name'}, {state}) and keeps what is gone "
+        f"from being removed, so that everything slows down: end it ({ending}), or set "
+        f"idle_in_transaction_session_timeout"
+    )
+
+
+def holding_of(
+    pid: int, application: str, state: str, since: datetime, asked: datetime | None, tables: Sequence[str]
+) -> str:
+    session = session_of(pid, application, state, since, asked)
+    return (
+        f"{session} holds rows of {', '.join(tables)}: whoever wants the "
+        f"same key, id or batch has to wait for it; end it (SELECT pg_terminate_backend({pid})), or set "
+        f"idle_in_transaction_session_timeout"
+    )
+
+
+def durability_of(settings: Mapping[str, str]) -> Durability:
+    commit = settings["synchronous_commit"]
+    if settings["fsync"] != "on" or commit == "off":
+        return Durability.PROCESS
+    copied = settings["synchronous_standby_names"] and commit != "local"
+    return Durability.NODE if copied else Durability.POWER
+
+
+def refusal_of(refused: SchemaRefused) -> PropolisError:
+    match refused.code:
+        case "PP001":
+            return UnknownBatch(refused.detail)
+        case "PP002":
+            return BatchSealed(refused.detail)
+        case "PP003":
+            detail = msgspec.json.decode(refused.detail)
+            return QueueFull(detail["queue"], detail["limit"])
+        case "PP004":
+            return BadSetting(
+                f"this connection leads to another installation of propolis, in database {refused.detail!r}: "
+                f"give one to the database that the app was made with"
+            )
+        case code:
+            return EngineUnavailable(f"the database refused with {code}: {refused.detail}")

@@ -1,0 +1,673 @@
+-- Leases begin.
+
+-- A call does no more than this at once; whoever has more to do comes back.
+CREATE FUNCTION bite() RETURNS integer LANGUAGE sql IMMUTABLE AS $$ SELECT 1000 $$;
+
+-- How many more jobs may run under the rules of this name; NULL: any number.
+CREATE FUNCTION room_under(of_scope text, of_name text) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    room bigint;
+BEGIN
+    SELECT min(CASE kind WHEN 'limit' THEN n ELSE 0 END) INTO room FROM rule
+     WHERE kind IN ('block', 'limit', 'pause') AND scope = of_scope AND name = of_name;
+    IF room > 0 THEN
+        CASE of_scope
+            WHEN 'key' THEN room := room - (SELECT count(*) FROM (SELECT FROM running WHERE limit_key = of_name LIMIT room) AS r);
+            WHEN 'task' THEN room := room - (SELECT count(*) FROM (SELECT FROM running WHERE task = of_name LIMIT room) AS r);
+            ELSE room := room - (SELECT count(*) FROM (SELECT FROM running WHERE queue = of_name LIMIT room) AS r);
+        END CASE;
+    END IF;
+    RETURN room;
+END $$;
+
+-- The rules that keep jobs of a queue back, one step in the index for each.  Where there are more than a call can look at, it
+-- begins at that of any of the jobs.
+CREATE FUNCTION lines_held(of_queue text, most integer) RETURNS TABLE (scope text, name text) LANGUAGE plpgsql AS $$
+DECLARE
+    begun boolean := false;
+    first_scope text;
+    first_name text;
+BEGIN
+    SELECT h.hold_scope, h.hold_name INTO first_scope, first_name FROM held AS h
+     WHERE h.queue = of_queue AND h.seq >= (
+           SELECT min(e.seq) + floor(random() * (max(e.seq) - min(e.seq)))::bigint FROM held AS e WHERE e.queue = of_queue)
+     ORDER BY h.seq LIMIT 1;
+    scope := first_scope;
+    name := first_name;
+    WHILE most > 0 AND scope IS NOT NULL AND (NOT begun OR (scope, name) <> (first_scope, first_name)) LOOP
+        IF scope <> 'parked' THEN
+            RETURN NEXT;
+        END IF;
+        begun := true;
+        most := most - 1;
+        SELECT h.hold_scope, h.hold_name INTO scope, name FROM held AS h
+         WHERE h.queue = of_queue AND (h.hold_scope, h.hold_name) > (lines_held.scope, lines_held.name)
+         ORDER BY h.hold_scope, h.hold_name LIMIT 1;
+        IF NOT FOUND THEN
+            SELECT h.hold_scope, h.hold_name INTO scope, name FROM held AS h
+             WHERE h.queue = of_queue ORDER BY h.hold_scope, h.hold_name LIMIT 1;
+        END IF;
+    END LOOP;
+END $$;
+
+-- What rules may concern these, in the order in which rules are locked.
+CREATE FUNCTION scopes_of(of_queue text, of_tasks text[], of_keys text[]) RETURNS TABLE (scope text, name text)
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT DISTINCT s.scope COLLATE "C", s.name COLLATE "C" FROM (
+           SELECT 'queue', of_queue UNION ALL SELECT 'task', unnest(of_tasks) UNION ALL SELECT 'key', unnest(of_keys)) AS s (scope, name)
+     WHERE s.name IS NOT NULL ORDER BY 1, 2
+$$;
+
+-- Lock the limits among these rules, so that those who lease at the same time count one another, and break out what they count:
+-- they look at jobs one by one.
+CREATE FUNCTION lock_limits(of_queue text, of_tasks text[], of_keys text[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    limited text[];
+BEGIN
+    WITH them AS (
+        SELECT r.scope, r.name FROM scopes_of(of_queue, of_tasks, of_keys) AS s, LATERAL (
+               SELECT scope, name FROM rule WHERE kind = 'limit' AND scope = s.scope AND name = s.name FOR UPDATE) AS r)
+    SELECT array_agg(CASE scope WHEN 'task' THEN name END) INTO limited FROM them WHERE scope <> 'key';
+    IF limited IS NOT NULL THEN
+        PERFORM break_out_limited(of_queue, array_remove(limited, NULL));
+    END IF;
+END $$;
+
+-- Let those stand in line again, in their old places, whose rule keeps them back no more, up to `want` of each rule.  Gives their
+-- ids, and how many of them may leave the line until another one of the same rule may have to stand there.
+CREATE FUNCTION unhold(of_queue text, want integer, OUT ids text[], OUT enough bigint) LANGUAGE plpgsql AS $$
+DECLARE
+    scopes text[];
+    names text[];
+    room bigint;
+    freed text[];
+BEGIN
+    ids := '{}';
+    enough := want;
+    SELECT array_agg(l.scope), array_agg(l.name) INTO scopes, names FROM lines_held(of_queue, bite()) AS l;
+    PERFORM lock_limits(of_queue, ARRAY(SELECT n FROM unnest(scopes, names) AS l (s, n) WHERE s = 'task'),
+                        ARRAY(SELECT n FROM unnest(scopes, names) AS l (s, n) WHERE s = 'key'));
+    FOR n IN 1..coalesce(cardinality(scopes), 0) LOOP
+        EXIT WHEN cardinality(ids) >= bite();
+        room := coalesce(room_under(scopes[n], names[n]), want);
+        CONTINUE WHEN room <= 0;
+        WITH free AS (
+            DELETE FROM held WHERE ctid = ANY (ARRAY(
+                SELECT ctid FROM held WHERE queue = of_queue AND hold_scope = scopes[n] AND hold_name = names[n]
+                 ORDER BY rank, pos LIMIT least(want, room) FOR UPDATE SKIP LOCKED))
+            RETURNING seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures,
+                      crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member,
+                      stepped, error, progress, log, history, checkpoint, losses),
+        back AS (
+            INSERT INTO ready (seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts,
+                               failures, crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch,
+                               member, stepped, error, progress, log, history, checkpoint, losses)
+            SELECT seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
+                   queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
+                   progress, log, history, checkpoint, losses FROM free
+            RETURNING id)
+        SELECT array_agg(id) INTO freed FROM back;
+        ids := ids || freed;
+        enough := least(enough, room);
+    END LOOP;
+END $$;
+
+-- Set jobs in line aside, each with the rule that keeps it back.
+CREATE FUNCTION set_aside(ids text[], scopes text[], names text[]) RETURNS void LANGUAGE plpgsql SET enable_nestloop = off SET jit = off AS $$
+BEGIN
+    WITH gone AS (
+        DELETE FROM ready WHERE id = ANY (ids)
+        RETURNING seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
+                  queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
+                  progress, log, history, checkpoint, losses)
+    INSERT INTO held (seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
+                      queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
+                      progress, log, history, checkpoint, losses, hold_scope, hold_name)
+    SELECT seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
+           queue, gone.id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
+           progress, log, history, checkpoint, losses, of.scope, of.name
+      FROM gone JOIN unnest(ids, scopes, names) AS of (id, scope, name) ON of.id = gone.id;
+END $$;
+
+-- Whether a rule, or somebody who removes a queue or a batch, may want one of these jobs in line.
+CREATE FUNCTION concerned(places tid[]) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    of_tasks text[];
+    of_keys text[];
+BEGIN
+    SELECT array_agg(DISTINCT task), array_agg(DISTINCT limit_key) INTO of_tasks, of_keys FROM ready WHERE ctid = ANY (places);
+    RETURN EXISTS (SELECT FROM rule WHERE kind IN ('block', 'limit', 'pause') AND scope = 'task' AND name = ANY (of_tasks))
+        OR EXISTS (SELECT FROM rule WHERE kind IN ('block', 'limit', 'pause') AND scope = 'key' AND name = ANY (of_keys))
+        OR EXISTS (SELECT FROM removal)
+           AND EXISTS (SELECT FROM ready AS r WHERE r.ctid = ANY (places)
+                          AND is_removed(r.queue, CASE WHEN r.stepped IS NOT TRUE THEN r.batch END, r.seq));
+END $$;
+
+-- Go through these jobs in line, in their order: each has expired, is removed, is kept back by a rule, or is leased, up to `want`.
+-- What a rule keeps back is set aside for it, or parked again if `of_task` is given.  Gives the numbers of those leased, how many
+-- were put aside, and whether one of those that a rule had `let_go` is among them: then it went no further than `enough` of those.
+CREATE FUNCTION lease_these(
+    t terms, of_queue text, places tid[], let_go text[], enough bigint, of_task text, want integer, until bigint, who text,
+    INOUT left_bytes bigint, OUT numbers bigint[], OUT aside integer, OUT look_again boolean
+) LANGUAGE plpgsql SET enable_nestloop = off SET jit = off AS $$
+DECLARE
+    scopes text[];
+    names text[];
+    rooms bigint[];
+    taken tid[] := '{}';
+    kept text[] := '{}';
+    kept_by integer[] := '{}';
+    ruling integer;
+    c record;
+BEGIN
+    aside := 0;
+    look_again := false;
+    SELECT r.scopes, r.names, r.rooms INTO scopes, names, rooms FROM rooms_for(of_queue, places) AS r;
+    FOR c IN
+        SELECT r.ctid AS place, r.id, r.expires_us <= t.now_us AS expired, octet_length(r.body) AS bytes,
+               is_removed(r.queue, CASE WHEN r.stepped IS NOT TRUE THEN r.batch END, r.seq) AS removed,
+               g.id IS NOT NULL AS let_go, k.n AS by_key, q.n AS by_queue, u.n AS by_task
+          FROM ready AS r
+          LEFT JOIN unnest(let_go) AS g (id) ON g.id = r.id
+          LEFT JOIN unnest(scopes, names) WITH ORDINALITY AS k (scope, name, n) ON k.scope = 'key' AND k.name = r.limit_key
+          LEFT JOIN unnest(scopes, names) WITH ORDINALITY AS q (scope, name, n) ON q.scope = 'queue' AND q.name = r.queue
+          LEFT JOIN unnest(scopes, names) WITH ORDINALITY AS u (scope, name, n) ON u.scope = 'task' AND u.name = r.task
+         WHERE r.ctid = ANY (places) ORDER BY r.rank, r.pos
+    LOOP
+        enough := enough - c.let_go::integer;
+        ruling := CASE WHEN rooms[c.by_key] <= 0 THEN c.by_key WHEN rooms[c.by_queue] <= 0 THEN c.by_queue
+                   WHEN rooms[c.by_task] <= 0 THEN c.by_task END;
+        IF c.expired OR c.removed THEN
+            PERFORM put_away(t, c.id, c.removed);
+        ELSIF ruling IS NOT NULL THEN
+            kept := kept || c.id;
+            kept_by := kept_by || ruling;
+        ELSE
+            taken := taken || c.place;
+            FOREACH ruling IN ARRAY array_remove(ARRAY[c.by_key, c.by_queue, c.by_task], NULL) LOOP
+                rooms[ruling] := rooms[ruling] - 1;
+            END LOOP;
+            left_bytes := left_bytes - c.bytes;
+            EXIT WHEN cardinality(taken) = want OR left_bytes <= 0 OR (look_again AND enough <= 0);
+            CONTINUE;
+        END IF;
+        aside := aside + 1;
+        look_again := look_again OR c.let_go;
+        EXIT WHEN look_again AND enough <= 0;
+    END LOOP;
+    PERFORM set_aside(
+        kept, ARRAY(SELECT CASE WHEN of_task IS NULL THEN scopes[n] ELSE 'parked' END FROM unnest(kept_by) AS n),
+        ARRAY(SELECT coalesce(of_task, names[n]) FROM unnest(kept_by) AS n));
+    numbers := lease_rows(t, taken, until, who);
+END $$;
+
+-- Lease where there are rules, or jobs that have expired or are being removed: all that is looked at leaves the line.  `let_go`
+-- are the ids of those that a rule has just let go, with what unhold() says is `enough`; NULL: nobody has looked.  Gives the numbers.
+--
+-- One call sets aside no more than a bite, and looks no more than twenty times whether a rule lets more go, so that it ends in time
+-- whatever stands in line: then it says that there is more.
+CREATE FUNCTION lease_ruled(t terms, of_queue text, want integer, until bigint, who text, let_go text[], enough bigint) RETURNS bigint[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    look_again boolean := let_go IS NULL;
+    looks integer := 0;
+    step integer := want;
+    reach integer := want;
+    left_bytes bigint := max_bytes();
+    aside integer := 0;
+    places tid[];
+    freed record;
+    did record;
+    numbers bigint[] := '{}';
+BEGIN
+    LOOP
+        -- Where one that was let go is not taken after all, the next of those held must stand before we go on.
+        IF look_again THEN
+            freed := unhold(of_queue, reach);
+            let_go := coalesce(let_go, '{}') || freed.ids;
+            enough := freed.enough;
+            looks := looks + 1;
+        END IF;
+        places := lock_line(of_queue, greatest(step, reach), NULL, NULL, NULL, NULL);
+        EXIT WHEN places = '{}';
+        did := lease_these(t, of_queue, places, let_go, enough, NULL, want, until, who, left_bytes);
+        numbers := numbers || did.numbers;
+        want := want - coalesce(cardinality(did.numbers), 0);
+        aside := aside + did.aside;
+        left_bytes := did.left_bytes;
+        look_again := did.look_again;
+        EXIT WHEN want = 0 OR (cardinality(places) < greatest(step, reach) AND NOT look_again);
+        IF aside >= bite() OR looks >= 20 OR left_bytes <= 0 THEN
+            PERFORM wake(of_queue);
+            EXIT;
+        END IF;
+        IF look_again THEN
+            reach := greatest(reach, least(4 * reach, 32));
+        ELSE
+            step := least(4 * step, bite());
+        END IF;
+    END LOOP;
+    RETURN numbers;
+END $$;
+
+-- Lease parked jobs of these tasks (T12b), line by line.  Those that a rule keeps back stay parked.  Gives the numbers.
+CREATE FUNCTION lease_parked(t terms, of_queue text, want integer, until bigint, who text, of_tasks text[]) RETURNS bigint[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    places tid[];
+    did record;
+    aside integer := 0;
+    numbers bigint[] := '{}';
+    line text;
+    step integer;
+    rest text[];
+    last_rank smallint;
+    last_pos bigint;
+BEGIN
+    FOREACH line IN ARRAY of_tasks LOOP
+        step := want;
+        last_rank := -32768;
+        last_pos := 0;
+        CONTINUE WHEN room_under('task', line) <= 0;
+        WHILE want > 0 AND aside < bite() LOOP
+            WITH free AS (
+                DELETE FROM held WHERE ctid = ANY (ARRAY(
+                    SELECT ctid FROM held WHERE queue = of_queue AND hold_scope = 'parked' AND hold_name = line
+                       AND (rank, pos) > (last_rank, last_pos)
+                     ORDER BY rank, pos LIMIT step FOR UPDATE SKIP LOCKED))
+                RETURNING seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures,
+                          crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member,
+                          stepped, error, progress, log, history, checkpoint, losses),
+            back AS (
+                INSERT INTO ready (seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts,
+                                   failures, crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch,
+                                   member, stepped, error, progress, log, history, checkpoint, losses)
+                SELECT seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
+                       queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
+                       progress, log, history, checkpoint, losses FROM free
+                RETURNING ctid, rank, pos)
+            SELECT array_agg(ctid), (array_agg(rank ORDER BY rank DESC, pos DESC))[1], (array_agg(pos ORDER BY rank DESC, pos DESC))[1]
+              INTO places, last_rank, last_pos FROM back;
+            EXIT WHEN places IS NULL;
+            did := lease_these(t, of_queue, places, '{}', 0, line, want, until, who, 1000000000000);
+            numbers := numbers || did.numbers;
+            want := want - coalesce(cardinality(did.numbers), 0);
+            aside := aside + did.aside;
+            rest := ARRAY(SELECT id FROM ready WHERE ctid = ANY (places));
+            PERFORM set_aside(rest, array_fill('parked'::text, ARRAY[cardinality(rest)]), array_fill(line, ARRAY[cardinality(rest)]));
+            step := least(4 * step, bite());
+        END LOOP;
+    END LOOP;
+    RETURN numbers;
+END $$;
+
+-- The rules that these jobs in line are under, with the room that each leaves.
+CREATE FUNCTION rooms_for(of_queue text, places tid[], OUT scopes text[], OUT names text[], OUT rooms bigint[]) LANGUAGE plpgsql AS $$
+DECLARE
+    of_tasks text[] := ARRAY(SELECT DISTINCT task FROM ready WHERE ctid = ANY (places));
+    of_keys text[] := ARRAY(SELECT DISTINCT limit_key FROM ready WHERE ctid = ANY (places));
+BEGIN
+    PERFORM lock_limits(of_queue, of_tasks, of_keys);
+    SELECT array_agg(r.scope), array_agg(r.name), array_agg(room_under(r.scope, r.name)) INTO scopes, names, rooms FROM (
+        SELECT scope, name FROM scopes_of(of_queue, of_tasks, of_keys) AS s
+         WHERE (SELECT true FROM rule WHERE kind IN ('block', 'limit', 'pause') AND scope = s.scope AND name = s.name LIMIT 1)) AS r;
+END $$;
+
+-- End a job in line that is not to run.  Where that would have to wait for somebody it stays there, for a sweep.
+CREATE FUNCTION put_away(t terms, job_id text, removed boolean) RETURNS void LANGUAGE plpgsql SET lock_timeout = '20ms' AS $$
+BEGIN
+    IF removed THEN
+        PERFORM end_job(t, unplace(job_id), 'cancelled', NULL);
+    ELSE
+        PERFORM expire(t, unplace(job_id));
+    END IF;
+EXCEPTION WHEN lock_not_available THEN
+    NULL;
+END $$;
+
+-- What one claim of a queue may bring, as far as it is more than one job: a client has to hold all of it.
+CREATE FUNCTION max_bytes() RETURNS bigint LANGUAGE sql IMMUTABLE AS $$ SELECT 50000000::bigint $$;
+
+-- Lease these jobs, which the caller has locked, as rows of their own.  Gives the numbers.
+CREATE FUNCTION lease_rows(t terms, places tid[], until bigint, who text) RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+    numbers bigint[];
+BEGIN
+    WITH taken AS (
+        DELETE FROM ready WHERE ctid = ANY (places)
+        RETURNING seq, pos, put_us, due_us, expires_us, fence, rank, max_crashes, attempts, failures, crashes, queue, id, task,
+                  body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error, progress, log,
+                  history, checkpoint, losses),
+    started AS (
+        INSERT INTO running (
+            seq, pos, put_us, due_us, expires_us, fence, number, started_us, rank, max_crashes, attempts, failures, crashes,
+            queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
+            progress, log, history, checkpoint, losses, until_us, holder)
+        SELECT seq, pos, put_us, due_us, expires_us, greatest(fence + 1, t.now_us), nextval('number'), t.now_us, rank, max_crashes,
+               attempts + 1, failures, crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch,
+               member, stepped, error, progress, log, history, checkpoint, losses, until, who
+          FROM taken ORDER BY rank, pos
+        RETURNING number)
+    SELECT array_agg(number) INTO numbers FROM started;
+    RETURN numbers;
+END $$;
+
+-- What a client gets of jobs that are rows.
+CREATE FUNCTION answer_rows(of_queue text, of_numbers bigint[]) RETURNS SETOF leased LANGUAGE sql STABLE AS $$  -- it is inlined
+    SELECT NULL::bigint, NULL::integer[], of_queue, NULL::bigint, array_agg(number), array_agg(fence), array_agg(id),
+           array_agg(task), array_agg(body), array_agg(put_us), array_agg(attempts), array_agg(failures), array_agg(crashes),
+           array_agg(batch), max(rank), (array_agg(pos))[array_position(array_agg(rank), max(rank))],
+           CASE WHEN count(checkpoint) > 0 THEN array_agg(checkpoint) END, array_agg(coalesce(losses, 0))
+      FROM (SELECT put_us, rank, pos, number, fence, attempts, failures, crashes, losses, id, task, body, batch, checkpoint
+              FROM running WHERE number = ANY (of_numbers) ORDER BY number) AS line
+    HAVING count(*) > 0
+$$;
+
+-- Lease this one job, which the caller has locked, and answer with it: lease_rows() and answer_rows() without their sets, in a
+-- third of the time.  NULL: it has expired.
+CREATE FUNCTION lease_row(t terms, place tid, until bigint, who text) RETURNS leased LANGUAGE plpgsql AS $$
+DECLARE
+    j job;
+BEGIN
+    DELETE FROM ready WHERE ctid = place
+    RETURNING seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
+              queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
+              progress, log, history, checkpoint, losses INTO j;
+    IF j.expires_us <= t.now_us THEN
+        PERFORM place(t, j);
+        RETURN NULL;
+    END IF;
+    j.fence := greatest(j.fence + 1, t.now_us);
+    j.number := nextval('number');
+    j.started_us := t.now_us;
+    j.attempts := j.attempts + 1;
+    j.until_us := until;
+    j.holder := who;
+    INSERT INTO running (seq, pos, put_us, due_us, expires_us, fence, number, started_us, rank, max_crashes, attempts, failures,
+        crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
+        progress, log, history, checkpoint, losses, until_us, holder)
+    VALUES (j.seq, j.pos, j.put_us, j.due_us, j.expires_us, j.fence, j.number, j.started_us, j.rank, j.max_crashes, j.attempts,
+            j.failures, j.crashes, j.queue, j.id, j.task, j.body, j.chosen, j.unique_key, j.unique_until, j.limit_key,
+            j.batch, j.member, j.stepped, j.error, j.progress, j.log, j.history, j.checkpoint, j.losses, j.until_us, j.holder);
+    RETURN (NULL, NULL, j.queue, NULL, ARRAY[j.number], ARRAY[j.fence], ARRAY[j.id], ARRAY[j.task], ARRAY[j.body], ARRAY[j.put_us],
+            ARRAY[j.attempts], ARRAY[j.failures], ARRAY[j.crashes], ARRAY[j.batch], j.rank, j.pos,
+            CASE WHEN j.checkpoint IS NOT NULL THEN ARRAY[j.checkpoint] END, ARRAY[coalesce(j.losses, 0)])::leased;
+END $$;
+
+-- Lease these jobs, which the caller has locked and which are plain, as one chunk; if they are members of a batch, all of
+-- the same, and of the same birth.
+CREATE FUNCTION lease_chunk(
+    t terms, of_queue text, places tid[], until bigint, who text, of_batch text, its_birth bigint
+) RETURNS SETOF leased
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH taken AS (
+        DELETE FROM ready WHERE ctid = ANY (places)
+        RETURNING seq, pos, put_us, due_us, rank, max_crashes, id, task, body, member),
+    line AS (
+        SELECT array_agg(id) AS ids, array_agg(task) AS tasks, array_agg(body) AS bodies, array_agg(seq) AS seqs,
+               array_agg(put_us) AS puts_us, array_agg(due_us) AS dues_us, array_agg(rank) AS ranks,
+               array_agg(max_crashes) AS max_crashes, min(id) AS first_id, max(id) AS last_id, max(rank) AS rank,
+               array_agg(pos) AS poss, CASE WHEN of_batch IS NOT NULL THEN array_agg(member) END AS in_batch
+          FROM (SELECT seq, pos, put_us, due_us, rank, max_crashes, id, task, body, member FROM taken ORDER BY rank, pos) AS line),
+    packed AS (
+        INSERT INTO chunk (number, fence, started_us, until_us, members, queue, holder, first_id, last_id, batch, born, ids, tasks,
+                           bodies, seqs, puts_us, dues_us, ranks, max_crashes, in_batch)
+        SELECT nextval('number'), t.now_us, t.now_us, until, cardinality(ids), of_queue, who, first_id, last_id, of_batch, its_birth, ids,
+               tasks, bodies, seqs, puts_us, dues_us, ranks, max_crashes, in_batch FROM line
+        RETURNING number)
+    SELECT NULL::bigint, NULL::integer[], of_queue, number, NULL::bigint[], ARRAY[t.now_us], ids, tasks, bodies, puts_us,
+           NULL::integer[], NULL::integer[], NULL::integer[], CASE WHEN of_batch IS NOT NULL THEN ARRAY[of_batch] END, rank,
+           poss[array_position(ranks, rank)], NULL::bytea[], NULL::integer[]
+      FROM packed, line;
+END $$;
+
+-- Lease these jobs, which the caller has locked and which are plain but for their batches: as a chunk where jobs of one
+-- batch stand together.  Where many batches take turns, rows are cheaper than so many chunks.
+CREATE FUNCTION lease_members(t terms, of_queue text, places tid[], until bigint, who text) RETURNS SETOF leased
+LANGUAGE plpgsql AS $$
+DECLARE
+    r record;
+    numbers bigint[];
+BEGIN
+    FOR r IN
+        SELECT run.batch, run.places, run.n, run.since, run.newest, b.born, count(*) OVER () AS runs
+          FROM (SELECT batch, array_agg(place) AS places, count(*) AS n, min(seq) AS since, max(seq) AS newest,
+                       min(nth) AS first
+                  FROM (SELECT ctid AS place, batch, seq, row_number() OVER (ORDER BY rank, pos) AS nth,
+                               row_number() OVER (PARTITION BY batch ORDER BY rank, pos) AS nth_of_batch
+                          FROM ready WHERE ctid = ANY (places)) AS line
+                 GROUP BY batch, nth - nth_of_batch) AS run
+          LEFT JOIN batch AS b ON b.id = run.batch
+         ORDER BY run.first
+    LOOP
+        IF r.runs * 4 > cardinality(places) THEN
+            numbers := lease_rows(t, places, until, who);
+            RETURN QUERY SELECT * FROM answer_rows(of_queue, numbers);
+            RETURN;
+        ELSIF r.n = 1 OR r.born BETWEEN r.since AND r.newest THEN
+            numbers := lease_rows(t, r.places, until, who);
+            RETURN QUERY SELECT * FROM answer_rows(of_queue, numbers);
+        ELSE
+            RETURN QUERY SELECT * FROM lease_chunk(
+                t, of_queue, r.places, until, who, r.batch, CASE WHEN r.born < r.since THEN r.born END);
+        END IF;
+    END LOOP;
+END $$;
+
+-- Lock the next jobs of a queue.
+--
+-- (from_rank, from_pos) is a floor: what stands between the front and there has been taken, as far as the client
+-- knows, so that the claim need not walk over index entries of rows that are gone and not yet vacuumed.  Higher
+-- priorities and the front are looked at all the same.  Whoever comes back short looks again from a floor that is sure, or
+-- without one.
+CREATE FUNCTION lock_line(
+    of_queue text, want integer, from_rank smallint, from_pos bigint, sure_rank smallint, sure_pos bigint
+) RETURNS tid[] LANGUAGE plpgsql AS $$
+DECLARE
+    places tid[] := '{}';
+BEGIN
+    IF from_pos IS NULL AND sure_pos IS NULL THEN
+        RETURN ARRAY(SELECT ctid FROM ready WHERE queue = of_queue ORDER BY rank, pos LIMIT want FOR UPDATE SKIP LOCKED);
+    END IF;
+    places := ARRAY(SELECT ctid FROM ready WHERE queue = of_queue AND (rank, pos) < (coalesce(from_rank, sure_rank), 1::bigint)
+                     ORDER BY rank, pos LIMIT want FOR UPDATE SKIP LOCKED);
+    places := places || ARRAY(
+        SELECT ctid FROM ready WHERE queue = of_queue AND (rank, pos) >= (coalesce(from_rank, sure_rank), coalesce(from_pos, sure_pos))
+         ORDER BY rank, pos LIMIT want - cardinality(places) FOR UPDATE SKIP LOCKED);
+    IF cardinality(places) < want AND from_pos IS NOT NULL THEN
+        RETURN lock_line(of_queue, want, NULL, NULL, sure_rank, sure_pos);
+    END IF;
+    RETURN places;
+END $$;
+
+-- Lease the next jobs of a queue (T2), at most as many as a chunk can have.  What was due at `from_due` stands in line, as far as
+-- the client knows, so that nobody walks over what has left and is not yet vacuumed.  A row without ids: more has become due.
+CREATE FUNCTION lease_some(
+    t terms, of_queue text, want integer, until bigint, who text, from_rank smallint, from_pos bigint, sure_rank smallint,
+    sure_pos bigint, from_due bigint, of_tasks text[]
+) RETURNS SETOF leased LANGUAGE plpgsql AS $$
+DECLARE
+    places tid[];
+    claim record;
+    its_birth bigint;
+    due boolean;
+    paused boolean;
+    keeps boolean;
+    parked boolean;
+    singly boolean;
+    ruled boolean;
+    freed record;
+    let_go text[];
+    enough bigint;
+    numbers bigint[];
+    answer leased;
+BEGIN
+    -- One query for all that is rare: where nobody waits but for one job, statements are what its start waits for.
+    -- (Whatever the statistics say, what is due is found by its time.)
+    SELECT (SELECT true FROM scheduled WHERE queue = of_queue AND due_us > coalesce(from_due, 0) AND due_us <= t.now_us
+             ORDER BY due_us LIMIT 1) IS NOT NULL,
+           EXISTS (SELECT FROM rule WHERE kind IN ('block', 'pause') AND scope = 'queue' AND name = of_queue),
+           EXISTS (SELECT FROM rule WHERE kind = 'limit' AND scope = 'queue' AND name = of_queue),
+           EXISTS (SELECT FROM held WHERE queue = of_queue AND hold_scope < 'parked')
+               OR EXISTS (SELECT FROM held WHERE queue = of_queue AND hold_scope > 'parked'),
+           of_tasks <> '{}' AND EXISTS (SELECT FROM held WHERE queue = of_queue AND hold_scope = 'parked'),
+           EXISTS (SELECT FROM rule WHERE kind IN ('block', 'limit', 'pause') AND scope IN ('key', 'task'))
+               OR EXISTS (SELECT FROM removal)
+      INTO due, paused, singly, keeps, parked, ruled;
+    IF due THEN
+        IF promote(t, of_queue, bite(), coalesce(from_due, 0)) = bite() THEN
+            answer.queue := of_queue;
+            RETURN NEXT answer;
+        END IF;
+    END IF;
+    IF paused THEN
+        RETURN;  -- all of it stays where it is, however much that may be
+    END IF;
+    IF singly THEN
+        PERFORM lock_limits(of_queue, '{}', '{}');
+        want := least(want, room_under('queue', of_queue));
+        IF want <= 0 THEN
+            RETURN;  -- the same
+        END IF;
+    END IF;
+    IF parked THEN
+        numbers := lease_parked(t, of_queue, want, until, who, of_tasks);
+        FOR answer IN SELECT * FROM answer_rows(of_queue, numbers) LOOP
+            answer.pos := 0;  -- which says nothing of the line
+            RETURN NEXT answer;
+            want := want - cardinality(numbers);
+        END LOOP;
+        IF want = 0 THEN
+            RETURN;
+        END IF;
+    END IF;
+    IF NOT singly THEN
+        let_go := '{}';
+        IF keeps THEN
+            freed := unhold(of_queue, want);
+            let_go := freed.ids;
+            enough := freed.enough;
+        END IF;
+        singly := let_go <> '{}';
+    END IF;
+    IF NOT singly THEN
+        places := lock_line(of_queue, want, from_rank, from_pos, sure_rank, sure_pos);
+        IF places = '{}' THEN
+            RETURN;
+        END IF;
+        IF cardinality(places) = 1 AND NOT ruled THEN
+            answer := lease_row(t, places[1], until, who);
+            IF answer.ids IS NOT NULL THEN
+                RETURN NEXT answer;
+                RETURN;
+            END IF;
+            singly := true;
+        END IF;
+    END IF;
+    IF NOT singly THEN
+        SELECT bool_and(
+                   history IS NULL AND chosen IS NULL AND unique_key IS NULL AND limit_key IS NULL AND expires_us IS NULL
+                   AND stepped IS NULL) AS plain, bool_or(expires_us <= t.now_us) AS late, count(batch) AS batched,
+               sum(octet_length(body)) AS bytes, min(batch) AS batch,
+               count(*) = count(batch) AND min(batch) = max(batch) AS one_batch, min(seq) AS since
+          INTO claim FROM ready WHERE ctid = ANY (places);
+        singly := coalesce(claim.late, false);
+        IF ruled AND NOT singly THEN
+            singly := concerned(places);
+        END IF;
+        IF claim.bytes > max_bytes() AND NOT singly THEN
+            places := ARRAY(
+                SELECT place FROM (
+                    SELECT ctid AS place, sum(octet_length(body)) OVER (ORDER BY rank, pos) - octet_length(body) AS before
+                      FROM ready WHERE ctid = ANY (places)) AS line
+                 WHERE before < max_bytes());
+            PERFORM wake(of_queue);
+        END IF;
+    END IF;
+    IF singly THEN
+        numbers := lease_ruled(t, of_queue, want, until, who, let_go, enough);
+        RETURN QUERY SELECT * FROM answer_rows(of_queue, numbers);
+    ELSIF NOT claim.plain OR cardinality(places) = 1 THEN
+        numbers := lease_rows(t, places, until, who);
+        RETURN QUERY SELECT * FROM answer_rows(of_queue, numbers);
+    ELSIF claim.batched > 0 THEN
+        IF claim.one_batch THEN
+            SELECT born INTO its_birth FROM batch WHERE id = claim.batch AND born < claim.since;
+            IF FOUND THEN
+                RETURN QUERY SELECT * FROM lease_chunk(t, of_queue, places, until, who, claim.batch, its_birth);
+                RETURN;
+            END IF;
+        END IF;
+        RETURN QUERY SELECT * FROM lease_members(t, of_queue, places, until, who);
+    ELSE
+        RETURN QUERY SELECT * FROM lease_chunk(t, of_queue, places, until, who, NULL, NULL);
+    END IF;
+END $$;
+
+-- A key that is held only until its job starts.
+CREATE FUNCTION free_started_keys(first_number bigint) RETURNS void LANGUAGE sql AS $$
+    DELETE FROM unique_key AS k USING running AS r
+     WHERE r.number >= first_number AND r.unique_until = 'started' AND k.key = r.unique_key AND k.id = r.id
+$$;
+
+-- Does a limit keep something back in one of these queues?  Whose end makes room may be elsewhere, and nobody announces it.
+CREATE FUNCTION kept_back(queues text[]) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (
+        SELECT FROM unnest(queues) AS of (queue), LATERAL (
+               SELECT l.scope, l.name FROM lines_held(of.queue, 100) AS l UNION ALL
+               SELECT 'queue', of.queue WHERE EXISTS (SELECT FROM ready AS y WHERE y.queue = of.queue)) AS l
+         WHERE (SELECT true FROM rule AS r WHERE r.kind = 'limit' AND r.scope = l.scope AND r.name = l.name))
+$$;
+
+-- End leases and take the next jobs.  Wants are queues, numbers and floors, in arrays; `most` bounds them all.  Gives what
+-- was lost, the leases, among them rows of queues in which more has become due, and in the end a row of nothing where a limit
+-- keeps something back.
+CREATE FUNCTION exchange(
+    at bigint, numbers bigint[], ids text[], fences bigint[], holders text[], outcomes text[], queues text[], wants integer[],
+    from_ranks smallint[], from_places bigint[], sure_ranks smallint[], sure_places bigint[], from_dues bigint[], tasks text[], most integer, span_us bigint, who text,
+    dead_us bigint, cancelled_us bigint
+) RETURNS SETOF leased LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    t terms := (moment(at), dead_us, cancelled_us);
+    answer leased;
+    want integer;
+    step integer;
+    first_number bigint;  -- of those that have a row
+BEGIN
+    answer.now_us := t.now_us;
+    IF numbers IS NOT NULL THEN
+        answer.lost := settle_all(t, numbers, ids, fences, holders, outcomes, true);
+    END IF;
+    RETURN NEXT answer;
+    FOR n IN 1..coalesce(cardinality(queues), 0) LOOP
+        want := least(wants[n], most);
+        WHILE want > 0 LOOP
+            step := least(want, 1023);
+            FOR answer IN
+                SELECT l.now_us, l.lost, l.queue, l.number, l.numbers, l.fences, l.ids, l.tasks, l.bodies, l.puts_us, l.attempts,
+                       l.failures, l.crashes, l.batches, l.rank, l.pos, l.checkpoints, l.losses
+                  FROM lease_some(
+                       t, queues[n], step, t.now_us + span_us, who, from_ranks[n], from_places[n], sure_ranks[n],
+                       sure_places[n], from_dues[n], tasks) AS l
+            LOOP
+                RETURN NEXT answer;
+                CONTINUE WHEN answer.ids IS NULL;
+                first_number := least(first_number, answer.numbers[1]);
+                want := want - cardinality(answer.ids);
+                most := most - cardinality(answer.ids);
+                step := step - cardinality(answer.ids);
+            END LOOP;
+            EXIT WHEN step > 0;
+        END LOOP;
+    END LOOP;
+    IF first_number IS NOT NULL AND EXISTS (SELECT FROM unique_key) THEN
+        PERFORM free_started_keys(first_number);
+    END IF;
+    IF most > 0 AND EXISTS (SELECT FROM rule WHERE kind = 'limit') AND kept_back(queues) THEN
+        answer := NULL;
+        RETURN NEXT answer;
+    END IF;
+END $$;

@@ -1,0 +1,168 @@
+-- What every script begins with: where the keys are, what time it is, how a job is read and written.
+--
+-- KEYS[1]  what the keys of everything but the queues begin with; it also decides which slot this is
+-- ARGV[1]  what the keys of the queues begin with
+-- ARGV[2]  now in microseconds since 1970, for tests; '' means the server's own clock
+-- ARGV[3]  for how many microseconds dead jobs are kept by default
+-- ARGV[4]  the same for cancelled ones
+--
+-- The key layout is described in engine.py.  Lua has only doubles: they hold microseconds exactly until the
+-- year 2255, but `..` does not write them so: hence `whole`.
+
+local format = string.format
+local base, root = KEYS[1], ARGV[1]
+local dead_us, cancelled_us = tonumber(ARGV[3]), tonumber(ARGV[4])
+local now = tonumber(ARGV[2])
+if not now then
+    local time = redis.call('TIME')
+    now = time[1] * 1000000 + time[2]
+end
+local DAY_US = 86400000000
+local CHUNK = 1000  -- how many arguments go into one command: unpack() can take 8,000
+
+-- What a script has written stays written, so none may fail half-way because of what somebody else has written to one of
+-- its keys.  Such a key is set aside, and so is a value in a hash that is no number where one must be: `broken` keeps
+-- why.  Then it is as if it had not been there, and one key stops no queue (L7).
+local native = redis
+
+local function set_aside_key(problem, command, key, field)
+    local aside = key .. ':broken:' .. format('%.0f', now)
+    if problem:find('WRONGTYPE', 1, true) then
+        native.call('RENAME', key, aside)
+    elseif problem:find('not an integer', 1, true) and command:sub(1, 1) == 'H' then
+        native.call('HSET', aside, field, native.call('HGET', key, field))
+        native.call('HDEL', key, field)
+    elseif problem:find('not an integer', 1, true) then
+        native.call('RENAME', key, aside)
+    else
+        return
+    end
+    native.call('HSET', base .. 'broken', aside, command .. ': ' .. problem)
+end
+
+local redis = {error_reply = native.error_reply, sha1hex = native.sha1hex}
+
+function redis.call(command, key, ...)
+    local answer = native.pcall(command, key, ...)
+    if type(answer) == 'table' and answer.err then
+        set_aside_key(answer.err, command, key, ...)
+        return native.call(command, key, ...)
+    end
+    return answer
+end
+
+-- MessagePack that may have been damaged: nil where it cannot be read.
+local function unpacked(text)
+    local fine, value = pcall(cmsgpack.unpack, text)
+    return fine and type(value) == 'table' and value or nil
+end
+
+-- Has something failed because a value was not what it must be, and not because the server refused?
+local function is_nonsense(problem)
+    return type(problem) == 'string'
+        and (problem:find('attempt to', 1, true) or problem:find('bad argument', 1, true)) ~= nil
+end
+
+-- Where an app has shards: the number of this one, how something is sent to another one, how a draft finds
+-- its way (sharded.lua, travelling.lua).  On one server there are no shards, and all of this is nil.
+local me, send, travel, travel_batch
+
+local function elsewhere(shard)
+    return shard and shard ~= me
+end
+
+local JOBS, STATE, LEASES, BUNDLES = base .. 'jobs', base .. 'state', base .. 'leases', base .. 'bundles'
+local BUNDLED, REMOVALS = base .. 'bundled', base .. 'removals'
+local CHECKPOINTS = base .. 'checkpoints'
+
+-- In a third of the time, where C's long is long enough.
+local WHOLE = format('%d', 2 ^ 50) == '1125899906842624' and '%d' or '%.0f'
+local function whole(number)
+    return format(WHOLE, number)
+end
+
+local function of_queue(queue, what)
+    return root .. '{' .. queue .. '}:' .. what
+end
+
+-- Call a command with any number of values after its key.
+local function in_chunks(command, key, values)
+    for first = 1, #values, CHUNK do
+        redis.call(command, key, unpack(values, first, math.min(first + CHUNK - 1, #values)))
+    end
+end
+
+-- A removal that goes on, see removing.lua; nil if there is none of this name.
+local removing
+local function removal_of(name)
+    if removing == nil then
+        removing = redis.call('EXISTS', REMOVALS) == 1
+    end
+    local packed = removing and redis.call('HGET', REMOVALS, name)
+    return packed and unpacked(packed) or nil
+end
+
+-- The queues that have got something to lease, or to wait for; those who wait get news at the end.
+local woken = {}
+
+local function wake(queue)
+    woken[queue] = true
+end
+
+-- Something has changed about a rule: those of its queue may have news, or those where something was set aside.  Where
+-- these are many, some of them: the others look again by themselves.
+local function wake_for(scope, name)
+    if scope == 'queue' then
+        return wake(name)
+    end
+    for _, queue in ipairs(redis.call('SRANDMEMBER', base .. 'holding', CHUNK)) do
+        wake(queue)
+    end
+end
+
+-- Without the right to do so they find their jobs later: nothing may fail after it was written.
+local function publish_woken()
+    for queue in pairs(woken) do
+        pcall(redis.call, 'PUBLISH', of_queue(queue, 'news'), '')
+    end
+end
+
+-- A name for leases that end together, which no others have.
+local function new_bundle()
+    local number = now
+    while redis.call('HEXISTS', BUNDLES, whole(number)) == 1 do
+        number = number + 1
+    end
+    return whole(number)
+end
+
+-- Leases that end together after `span`: `n` of them, and for each queue, after its name, their ids.
+local function keep_bundle(bundle, span, n, ids)
+    redis.call('HSET', BUNDLES, bundle, n)
+    redis.call('HSET', BUNDLED, bundle, cmsgpack.pack({span, ids}))
+    redis.call('ZADD', LEASES, whole(now + span), bundle)
+end
+
+local function forget_bundle(bundle)
+    redis.call('HDEL', BUNDLES, bundle)
+    redis.call('HDEL', BUNDLED, bundle)
+    redis.call('ZREM', LEASES, bundle)
+end
+
+-- So many leases of each of these bundles have ended, or moved to another; a bundle without leases is forgotten.
+local function leave_bundles(leaving)
+    for bundle, n in pairs(leaving) do
+        if redis.call('HINCRBY', BUNDLES, bundle, -n) <= 0 then
+            forget_bundle(bundle)
+        end
+    end
+end
+
+-- How many more jobs have come to a queue, or gone from it, since it was made.
+local function count(queue, what, n)
+    redis.call('HINCRBY', of_queue(queue, 'tally'), what, n)
+end
+
+local function note_queue(queue)
+    redis.call('ZADD', base .. 'queues', 'NX', 0, queue)
+end

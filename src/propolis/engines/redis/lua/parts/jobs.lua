@@ -1,0 +1,523 @@
+-- Jobs as tables, where they stand, and how they end.
+--
+-- A job `j` has what never changes (id, task, seq, put, priority, max_crashes, chosen, unique, until_started, key,
+-- batch, member), its `queue`, and in `s` what changes.  A change of `s` needs a call of `save`.
+
+--
+-- A job that cannot be read goes to the broken shelf, wherever it is met: `shelve` in batches.lua.
+local shelve
+
+-- Gives nil, and why, where it cannot be read.
+local function made(id, record, state)
+    local flag, task, put, seq, meta = record:match('^(.)([^\n]*)\n(%d+)\n(%d+)\n([^\n]*)\n')
+    local fine, j = pcall(cjson.decode, meta)
+    if not fine or type(j) ~= 'table' or type(j.queue) ~= 'string' then
+        return nil, 'its record cannot be read'
+    end
+    j.id, j.flag, j.task, j.put, j.seq = id, flag, task, tonumber(put), tonumber(seq)
+    j.record = record
+    j.priority = j.priority or 0
+    j.max_crashes = j.max_crashes or 3
+    j.member = j.member or 0
+    j.s = not state and {} or unpacked(state)
+    if not j.s then
+        return nil, 'its state cannot be read'
+    end
+    j.queue = j.s.queue or j.queue
+    return j
+end
+
+-- The job with this id; one of `queue`, if that is known, is shelved if it cannot be read.
+local function load(id, queue)
+    local record = redis.call('HGET', JOBS, id)
+    if not record then
+        return nil
+    end
+    local j, why = made(id, record, redis.call('HGET', STATE, id))
+    if not j and queue and shelve then
+        shelve(id, queue, why)
+    end
+    return j
+end
+
+local function save(j)
+    if next(j.s) == nil then
+        redis.call('HDEL', STATE, j.id)
+    else
+        redis.call('HSET', STATE, j.id, cmsgpack.pack(j.s))
+    end
+end
+
+-- A run as it is written: its fence, the bundle whose leases end together, when it began, its attempt, its holder.
+local function read_run(value)
+    local fence, bundle, started, attempt, holder = value:match('^.(%d+)\n(%d+)\n(%d+)\n(%d+)%.?%d*\n(.*)$')
+    return {
+        fence = fence or '0', bundle = bundle or '', started = tonumber(started or now), attempt = tonumber(attempt or 1),
+        holder = holder or '', value = value,
+    }
+end
+
+-- The run of a running job, or nil.
+local function run_of(j)
+    local value = redis.call('HGET', of_queue(j.queue, 'running'), j.id)
+    return value and read_run(value) or nil
+end
+
+-- Save what has changed about a running job: the end of its run must look at that.
+local function save_running(j, run)
+    redis.call('HSET', of_queue(j.queue, 'running'), j.id, 'X' .. run.value:sub(2))
+    save(j)
+end
+
+-- One more event in the history of a job; the newest hundred are kept.
+local function add_event(j, kind, attempt, fence, holder, note)
+    local events = j.s.history or {}
+    events[#events + 1] = {now, kind, attempt, tonumber(fence), holder, note}
+    if #events > 100 then
+        table.remove(events, 1)
+    end
+    j.s.history = events
+end
+
+-- --- places ---------------------------------------------------------------------------------
+--
+-- A line is one priority of one queue.  Its jobs stand in a list, which knows only its two ends.  What stood
+-- at the head and was sent back there, or was passed over because of a rule, stands before the list, by number,
+-- in `front` or `held`.  So `place` orders everything that is not in the list, and all of it is before the list.
+
+local PRIORITY_STEP = 2199023255552  -- 2^41
+
+local function place(j, number)
+    return number - j.priority * PRIORITY_STEP
+end
+
+-- What no place of one line reaches.
+local function last_place(priority)
+    return PRIORITY_STEP / 2 - priority * PRIORITY_STEP
+end
+
+local function line_of(j)
+    return of_queue(j.queue, 'line:' .. j.priority), of_queue(j.queue, 'void:' .. j.priority)
+end
+
+local function scheduled_as(j)
+    return string.format('%016.0f', j.seq) .. j.id
+end
+
+-- The id in what `scheduled_as` made.
+local function scheduled_id(member)
+    return member:sub(17)
+end
+
+-- To the back of the line.  An entry that is more than an id says that something has changed about the job since
+-- it was put; and none may look like another one that was struck out and is still there.
+local function stand(j)
+    local line, void = line_of(j)
+    local entry = j.id
+    j.s.entry = nil
+    if next(j.s) or redis.call('SISMEMBER', void, entry) == 1 then
+        entry = j.id .. '\n' .. whole(redis.call('INCR', base .. 'seq'))
+        j.s.entry = entry
+    end
+    redis.call('RPUSH', line, entry)
+    redis.call('ZADD', of_queue(j.queue, 'ranks'), -j.priority, j.priority)
+end
+
+-- By how much the clock has gone back until now, in all (L2).  The engine remembers its largest time; `timed_at` is one
+-- more that the clock has shown.
+local STEP_US = 1000000
+local behind
+
+local function clock_went_back(timed_at)
+    if not behind then
+        local latest = math.max(tonumber(redis.call('GET', base .. 'latest') or 0), timed_at or 0)
+        behind = tonumber(redis.call('GET', base .. 'behind') or 0)
+        if latest > now + STEP_US then
+            behind = behind + latest - now
+            redis.call('SET', base .. 'behind', whole(behind))
+            redis.call('SET', base .. 'shifting', '\n0')
+        end
+        if math.abs(latest - now) > STEP_US then
+            redis.call('SET', base .. 'latest', whole(now))
+        end
+    end
+    return behind
+end
+
+-- A parked line is of one queue and one task; its jobs stand there in the order of their puts.
+local function parked_line(j)
+    return of_queue(j.queue, 'parked:' .. j.task)
+end
+
+local function park(j)
+    redis.call('ZADD', parked_line(j), -j.priority, scheduled_as(j))
+    redis.call('ZADD', base .. 'parked', 0, j.queue .. '\n' .. j.task)
+end
+
+local function unpark(j)
+    redis.call('ZREM', parked_line(j), scheduled_as(j))
+    if redis.call('EXISTS', parked_line(j)) == 0 then
+        redis.call('ZREM', base .. 'parked', j.queue .. '\n' .. j.task)
+    end
+end
+
+-- The tasks of which jobs are parked in a queue.
+local function parked_tasks(queue)
+    local tasks = redis.call('ZRANGEBYLEX', base .. 'parked', '[' .. queue .. '\n', '(' .. queue .. '\11')
+    for n, line in ipairs(tasks) do
+        tasks[n] = line:sub(#queue + 2)
+    end
+    return tasks
+end
+
+-- Let it wait where it belongs: in its parked line, among the scheduled, at the back of its line, or (`front`) before
+-- all others.
+local function make_ready(j, front)
+    if j.s.expires then
+        redis.call('ZADD', base .. 'expiring', j.s.expires, j.id)
+    end
+    if j.s.parked then
+        park(j)
+    elseif tonumber(j.s.due or j.put) > now then
+        j.s.behind = not j.s.exact and clock_went_back() > 0 and behind or nil
+        redis.call('ZADD', of_queue(j.queue, 'scheduled'), j.s.due, scheduled_as(j))
+        redis.call('ZADD', base .. 'timed', 'LT', j.s.due, j.queue)
+    elseif front then
+        local number = redis.call('HINCRBY', of_queue(j.queue, 'tally'), 'front', -1)
+        redis.call('ZADD', of_queue(j.queue, 'front'), whole(place(j, number)), j.id)
+        redis.call('ZADD', of_queue(j.queue, 'ranks'), -j.priority, j.priority)
+    else
+        stand(j)
+    end
+    wake(j.queue)
+end
+
+-- Several to the front, so that the first of them stands first.
+local function to_front(jobs)
+    for n = #jobs, 1, -1 do
+        make_ready(jobs[n], true)
+        save(jobs[n])
+    end
+end
+
+-- Drop some of the entries of a list that are struck out, when these are more than half of it.  Its head moves over into
+-- `tidied`, without them, and stands there before all others, until all of it has moved: a few at a time, so that
+-- each entry that is struck out pays for some moves.
+local function tidy(queue, priority)
+    local line, void = of_queue(queue, 'line:' .. priority), of_queue(queue, 'void:' .. priority)
+    local tidied = of_queue(queue, 'tidied:' .. priority)
+    if redis.call('EXISTS', tidied) == 0 then
+        local struck = redis.call('SCARD', void)
+        if struck < 64 or struck * 2 < redis.call('LLEN', line) then
+            return
+        end
+    end
+    local kept = {}
+    for _, entry in ipairs(redis.call('LPOP', line, 16) or {}) do
+        if redis.call('SREM', void, entry) == 0 then
+            kept[#kept + 1] = entry
+        end
+    end
+    in_chunks('RPUSH', tidied, kept)
+    if redis.call('EXISTS', line) == 0 and redis.call('EXISTS', tidied) == 1 then
+        redis.call('RENAME', tidied, line)
+    end
+end
+
+-- Take a job out of the list.  To find its entry there would mean to walk: it is struck out, and dropped
+-- when it is reached.
+local function strike(j)
+    local line, void = line_of(j)
+    local entry = j.s.entry or j.id
+    if redis.call('LINDEX', line, -1) == entry then
+        redis.call('RPOP', line)
+    else
+        redis.call('SADD', void, entry)
+        tidy(j.queue, j.priority)
+    end
+    j.s.entry = nil
+end
+
+-- The groups of jobs in which this one may have been set aside.
+local function groups_of(j)
+    return {'task:' .. j.task, j.key and 'key:' .. j.key}
+end
+
+-- A group of jobs that were set aside is forgotten when it is empty.
+local function forget_group(queue, group)
+    local holds = of_queue(queue, 'holds')
+    if redis.call('EXISTS', of_queue(queue, 'held:' .. group)) == 0 then
+        redis.call('SREM', holds, group)
+        if redis.call('EXISTS', holds) == 0 then
+            redis.call('SREM', base .. 'holding', queue)
+        end
+    end
+end
+
+-- Does a job wait in its queue, and not among what the removal `r` has set aside?
+local function stands(j, r)
+    if j.s.parked then
+        return redis.call('ZSCORE', parked_line(j), scheduled_as(j))
+    end
+    if tonumber((j.s.entry or ''):match('\n(%d+)$') or j.seq) > r.upto
+        or redis.call('ZSCORE', of_queue(j.queue, 'scheduled'), scheduled_as(j))
+        or redis.call('ZSCORE', of_queue(j.queue, 'front'), j.id) then
+        return true
+    end
+    for _, group in ipairs(groups_of(j)) do
+        if redis.call('SISMEMBER', of_queue(j.queue, 'holds'), group) == 1
+            and redis.call('ZSCORE', of_queue(j.queue, 'held:' .. group), j.id) then
+            return true
+        end
+    end
+    return false
+end
+
+-- Before a job joins a group: what a removal has set aside there gets a name of its own.
+local function part_group(queue, group)
+    local name = 'queue:' .. queue
+    local r = removal_of(name)
+    for _, holds in ipairs(r and r.holds or {}) do
+        if redis.call('SREM', holds, group) == 1 then
+            redis.call('RENAME', of_queue(queue, 'held:' .. group), holds .. ':' .. group)
+            r.keys[#r.keys + 1] = 'ids ' .. holds .. ':' .. group
+            redis.call('HSET', REMOVALS, name, cmsgpack.pack(r))
+        end
+    end
+end
+
+-- Take a waiting job from wherever it waits.
+local function unplace(j)
+    if j.s.parked then
+        j.s.parked = nil
+        return unpark(j)
+    end
+    if redis.call('ZREM', of_queue(j.queue, 'scheduled'), scheduled_as(j)) == 1
+        or redis.call('ZREM', of_queue(j.queue, 'front'), j.id) == 1 then
+        return
+    end
+    if redis.call('EXISTS', of_queue(j.queue, 'holds')) == 1 then
+        for _, group in ipairs(groups_of(j)) do
+            if redis.call('ZREM', of_queue(j.queue, 'held:' .. group), j.id) == 1 then
+                forget_group(j.queue, group)
+                return
+            end
+        end
+    end
+    local r = removal_of('queue:' .. j.queue)
+    if not r or stands(j, r) then
+        strike(j)
+    end
+end
+
+-- Those whose time has come join the back of their line, in the order of their times.
+local function promote(queue, most)
+    local key = of_queue(queue, 'scheduled')
+    local due = redis.call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, most)
+    for _, member in ipairs(due) do
+        redis.call('ZREM', key, member)
+        local j = load(scheduled_id(member), queue)
+        if j then
+            stand(j)
+            save(j)
+        end
+    end
+    return #due
+end
+
+-- --- what a job holds -----------------------------------------------------------------------
+
+local function free_key(j)
+    if j.handed_on then
+        return
+    end
+    if j.unique and elsewhere(j.unique_shard) then
+        send(j.unique_shard, {kind = 'free', key = j.unique, id = j.id})
+    elseif j.unique and redis.call('HGET', base .. 'unique', j.unique) == j.id then
+        redis.call('HDEL', base .. 'unique', j.unique)
+    end
+end
+
+-- Is the id taken: by a job that is there, or by one that was chosen less than a day ago?
+local function used(id)
+    if redis.call('HEXISTS', JOBS, id) == 1 or (send and redis.call('HEXISTS', base .. 'leaving', id) == 1) then
+        return true
+    end
+    local known = redis.call('ZSCORE', base .. 'known', id)
+    return known and tonumber(known) > now
+end
+
+-- Limits on tasks and keys: `limited:<scope>:<name>` has the ids of what runs under one.  `limits` knows for each how far
+-- the count of what ran before it was made has come, as a queue and a place in it; '' when that is over.
+local LIMITS, COUNTING = base .. 'limits', base .. 'counting'
+
+local function limited_by(on)
+    return base .. 'limited:' .. on
+end
+
+-- A job that counts runs no more.
+local function count_out(j)
+    if redis.call('EXISTS', LIMITS) == 0 then
+        return
+    end
+    for _, on in ipairs({'task:' .. j.task, j.key and 'key:' .. j.key}) do
+        if redis.call('HEXISTS', LIMITS, on) == 1 then
+            redis.call('SREM', limited_by(on), j.id)
+        end
+    end
+end
+
+-- What a bundle whose own list is lost may have: of each queue all that runs there.
+local function everything_that_runs()
+    local known = {}
+    for _, queue in ipairs(redis.call('ZRANGE', base .. 'queues', 0, -1)) do
+        known[#known + 1] = queue
+        known[#known + 1] = table.concat(redis.call('HKEYS', of_queue(queue, 'running')), '\n')
+    end
+    return known
+end
+
+-- Call `with` for up to `most` leases of a bundle that have not ended or moved to another: its queue, id and run.  A
+-- bundle keeps the ids of all that it began with.  Gives those that were not looked at, as it keeps them.
+local function each_lease(bundle, most, with)
+    local packed = redis.call('HGET', BUNDLED, bundle)
+    local known, rest = packed and (unpacked(packed) or {})[2] or everything_that_runs(), {}
+    local mark, readable = '^.%d+\n' .. bundle .. '\n', '^.%d+\n%d+\n%d+\n[%d.]+\n'
+    for k = 1, #known, 2 do
+        local left = {}
+        for id in known[k + 1]:gmatch('[^\n]+') do
+            if most > 0 then
+                most = most - 1
+                local run = redis.call('HGET', of_queue(known[k], 'running'), id)
+                if run and (run:find(mark) or not run:find(readable)) then
+                    with(known[k], id, run)
+                end
+            else
+                left[#left + 1] = id
+            end
+        end
+        if #left > 0 then
+            rest[#rest + 1] = known[k]
+            rest[#rest + 1] = table.concat(left, '\n')
+        end
+    end
+    return rest
+end
+
+-- Count those of these runs that a limit is for.  From now on the end of each is looked at, as if something had changed
+-- about it.
+local function count_in(on, queue, runs)
+    local scope, name = on:match('^(%a+):(.*)$')
+    for n = 1, #runs, 2 do
+        local j = load(runs[n])
+        if j and j[scope] == name then
+            redis.call('SADD', limited_by(on), j.id)
+            redis.call('HSET', of_queue(queue, 'running'), j.id, 'X' .. runs[n + 1]:sub(2))
+        end
+    end
+end
+
+-- A bite of what ran before a limit was made; gives whether that is over.  Until then nothing starts under it.
+local function count_some(on, most)
+    local queue, cursor = (redis.call('HGET', LIMITS, on) or ''):match('^(.*)\n(%d+)$')
+    while queue and most > 0 do
+        if cursor == '0' then
+            local after = queue == '' and '-' or '(' .. queue
+            queue = redis.call('ZRANGEBYLEX', base .. 'queues', after, '+', 'LIMIT', 0, 1)[1]
+        end
+        if queue then
+            local found = redis.call('HSCAN', of_queue(queue, 'running'), cursor, 'COUNT', 100)
+            count_in(on, queue, found[2])
+            cursor, most = found[1], most - 1 - #found[2] / 2
+        end
+    end
+    redis.call('HSET', LIMITS, on, queue and queue .. '\n' .. cursor or '')
+    redis.call(queue and 'SADD' or 'SREM', COUNTING, on)
+    return queue == nil
+end
+
+-- Where there are few bundles, these tell what runs: nobody has to look into all queues.  Gives false if there are more.
+local function count_few(on)
+    if redis.call('HLEN', BUNDLED) > 16 then
+        return false
+    end
+    for _, bundle in ipairs(redis.call('HKEYS', BUNDLED)) do
+        local rest = each_lease(bundle, CHUNK, function(queue, id, run)
+            count_in(on, queue, {id, run})
+        end)
+        if #rest > 0 then
+            return false
+        end
+    end
+    return true
+end
+
+local function begin_limit(on)
+    if redis.call('HSETNX', LIMITS, on, '\n0') == 1 then
+        if count_few(on) then
+            redis.call('HSET', LIMITS, on, '')
+        else
+            count_some(on, CHUNK)
+        end
+    end
+end
+
+local function end_limit(on)
+    redis.call('HDEL', LIMITS, on)
+    redis.call('SREM', COUNTING, on)
+    redis.call('UNLINK', limited_by(on))
+end
+
+-- The lease of a job ends, however it ended.
+local function end_run(j, run)
+    redis.call('HDEL', of_queue(j.queue, 'running'), j.id)
+    if run.bundle ~= '' then
+        leave_bundles({[run.bundle] = 1})
+    end
+    count_out(j)
+end
+
+local function drop_checkpoint(j)
+    if j.s.saved then
+        redis.call('HDEL', CHECKPOINTS, j.id)
+        j.s.saved = nil
+    end
+end
+
+-- A job goes on in another shard.  Until it is known to be there, its id is taken here.
+local function leave_shard(j, shard)
+    local checkpoint = j.s.saved and redis.call('HGET', CHECKPOINTS, j.id) or nil
+    send(shard, {
+        kind = 'job', id = j.id, record = redis.call('HGET', JOBS, j.id), state = j.s, checkpoint = checkpoint,
+    })
+    redis.call('HDEL', CHECKPOINTS, j.id)
+    redis.call('HDEL', JOBS, j.id)
+    redis.call('HDEL', STATE, j.id)
+    redis.call('HSET', base .. 'leaving', j.id, shard)
+end
+
+-- A sweep looks only into queues with many dead jobs.
+local function count_dead(queue)
+    local n = redis.call('ZCARD', of_queue(queue, 'dead'))
+    if n > 0 then
+        redis.call('ZADD', base .. 'deaths', n, queue)
+    else
+        redis.call('ZREM', base .. 'deaths', queue)
+    end
+end
+
+-- Forget everything about a job but what its queue counts.
+local function forget(j)
+    drop_checkpoint(j)
+    redis.call('HDEL', JOBS, j.id)
+    redis.call('HDEL', STATE, j.id)
+    if j.s.state then
+        redis.call('ZREM', of_queue(j.queue, j.s.state), scheduled_as(j))
+        redis.call('ZREM', base .. 'keep', j.id)
+        redis.call('HDEL', base .. 'results', j.id)
+        if j.s.state == 'dead' then
+            count_dead(j.queue)
+        end
+    end
+    count(j.queue, 'deleted', 1)
+end

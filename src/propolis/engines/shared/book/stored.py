@@ -1,0 +1,565 @@
+"""The book over a store: a document for each job, queue and batch, and marks that follow from them.
+
+A mark is a key that is there while something is true of a job: it stands in a line, waits for a time, is
+kept.  Which marks a job has is a function of the job (`_marks`), so that nothing is moved by hand; each call
+reads a range of them, a bite at most.
+
+    job <id>                            all that is known of it
+    seq <number>                        every job, in the order of the puts; also as of <queue> <number>
+    line <queue> <rank> <place>         those that can be leased, the first to go first
+    held <queue> <rank> <place>         those that a rule was seen to keep back
+    held-by <scope> <name> <queue> …    the same, by what the rule names
+    parked <queue> <task> <rank> <number>  those that wait for somebody who knows their task
+    due <queue> <time> <number>         those that are not due yet; also as timer <time> <number>
+    expiry, until, keep <time> <number> when they expire, are lost, are forgotten
+    kept <queue> <state> <time> …       those that have ended
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from propolis.core.batch import Batch, BatchStatus
+from propolis.core.envelope import Envelope
+from propolis.core.job import Member, State
+from propolis.core.protocols import BITE, COUNTED, REMOVALS, Counts, Filter, Page, Rule, RuleKind, Scope
+from propolis.core.transitions import Retention, due_us, expires_us
+from propolis.engines.shared.book.entries import Entry, HeldBatch
+from propolis.engines.shared.book.steps import Removal, Steps
+from propolis.engines.shared.book.store import Pages, Table, key, number_in
+
+SCAN = 10_000  # jobs that a look reads
+FEW = 16  # queues, or rules that are gone, that one call sees to
+
+
+class Numbers(Struct):
+    """What was drawn last.  The front grows downwards."""
+
+    seq: int = 0
+    back: int = 0
+    front: int = 0
+
+
+class StoredEntry(Entry, omit_defaults=True):
+    """`place` is its place in line; None: it has none.  `by` is what the rule names that keeps it back."""
+
+    place: int | None = None
+    by: tuple[Scope, str] | None = None
+
+
+class StoredBatch(HeldBatch, omit_defaults=True):
+    """With the number of members that wait: for the first time, or once more."""
+
+    enqueued: int = 0
+    retrying: int = 0
+    marked_us: int | None = None  # the time under which it stands among those to be forgotten
+
+
+class StoredQueue(Struct, omit_defaults=True):
+    ready: int = 0
+    scheduled: int = 0
+    parked: int = 0
+    running: int = 0
+    done: int = 0
+    dead: int = 0
+    cancelled: int = 0
+    put: int = 0
+    deleted: int = 0
+
+
+class Memo(Struct):
+    until_us: int
+    value: bytes
+
+
+Tally = tuple[str, ...]
+
+
+class StoreBook(Steps[StoredEntry, StoredBatch]):
+    """The steps of one call."""
+
+    def __init__(self, table: Table, now_us: int, retention: Retention) -> None:
+        super().__init__(retention, table)
+        self.now_us = now_us
+        self.pages = Pages(table)
+        self.numbers = self.pages.get("numbers", Numbers) or Numbers()
+        self.ruled = self.pages.has("rule") or self.pages.has("thaw")
+        self.removals = self._removals()
+        self._stored: dict[str, tuple[set[str], list[Tally]]] = {}  # the marks and tallies that are stored
+        self._line_changed = False
+
+    def _removals(self) -> dict[str, Removal]:
+        found = self.records().read(REMOVALS, limit=BITE).records
+        return {record.name: msgspec.json.decode(record.value, type=Removal) for record in found}
+
+    def write(self) -> None:
+        self.pages.write()
+
+    def _draw(self, name: str, value: int) -> int:
+        setattr(self.numbers, name, value)
+        self.pages.put("numbers", self.numbers)
+        return value
+
+    # --- jobs ----------------------------------------------------------------------------
+
+    def entry(self, job_id: str) -> StoredEntry | None:
+        entry = self.pages.get(key("job", job_id), StoredEntry)
+        if entry is not None and job_id not in self._stored:
+            self._stored[job_id] = (_marks(entry), _tallies(entry))
+        return entry
+
+    def _there(self, job_id: str) -> StoredEntry:
+        entry = self.entry(job_id)
+        assert entry is not None  # a mark names it
+        return entry
+
+    def _save(self, entry: StoredEntry) -> None:
+        """Bring marks and counts in line with the job."""
+        marks, tallies = self._stored.get(entry.job.id, (set(), []))
+        new_marks, new_tallies = _marks(entry), _tallies(entry)
+        for mark in marks - new_marks:
+            self.pages.table.delete(mark)
+        for mark in new_marks - marks:
+            self.pages.mark(mark, entry.job.id)
+        if tallies != new_tallies:
+            self._count(tallies, -1)
+            self._count(new_tallies, 1)
+        self._stored[entry.job.id] = (new_marks, new_tallies)
+        self.pages.put(key("job", entry.job.id), entry)
+        self._follow(entry, marks - new_marks)
+
+    def _count(self, tallies: list[Tally], by: int) -> None:
+        for kind, name, *rest in tallies:
+            if kind == "queue":
+                self._count_queue(name, rest[0], by)
+            elif kind == "running":
+                tally = key(kind, name, rest[0])
+                self.pages.put(tally, (self.pages.get(tally, int) or 0) + by or None)
+            elif (held := self.batch_of(name)) is not None and held.number == int(rest[0]):
+                setattr(held, rest[1], getattr(held, rest[1]) + by)
+                self.changed_batch(held)
+
+    def _count_queue(self, name: str, what: str, by: int = 1) -> None:
+        queue = self.pages.get(key("queue", name), StoredQueue) or StoredQueue()
+        setattr(queue, what, getattr(queue, what) + by)
+        self.pages.put(key("queue", name), queue)
+
+    def create(self, job: Envelope, body: bytes) -> StoredEntry:
+        head = Envelope(
+            id=job.id,
+            task=job.task,
+            priority=job.priority,
+            chosen=job.chosen,
+            unique=job.unique,
+            unique_until=job.unique_until,
+            key=job.key,
+            batch=job.batch,
+            member=job.member,
+            max_crashes=job.max_crashes,
+        )
+        entry = StoredEntry(
+            head,
+            body,
+            self._draw("seq", self.numbers.seq + 1),
+            job.queue,
+            self.now_us,
+            due_us(job, self.now_us),
+            expires_us(job, self.now_us),
+        )
+        self._count_queue(job.queue, "put")
+        if job.unique is not None:
+            self.hold_key(job.unique, job.id)
+        return entry
+
+    def place(self, entry: StoredEntry, *, front: bool = False) -> None:
+        entry.by = None
+        if entry.due_us > self.now_us:
+            entry.place = None
+        elif front:
+            entry.place = self._draw("front", self.numbers.front - 1)
+        else:
+            entry.place = self._draw("back", self.numbers.back + 1)
+        self._save(entry)
+
+    def take(self, queue: str, want: int) -> Iterator[StoredEntry]:
+        if want <= 0:
+            return
+        for _, job_id in self.pages.until(self.now_us, BITE, "due", queue):
+            self.place(self._there(job_id))
+        if self.ruled:
+            if self.room(Scope.QUEUE, queue) == 0:
+                return
+            self._thaw(queue)
+        looks = want + BITE
+        while want > 0 and looks > 0 and (line := self.pages.first(min(want, looks), "line", queue)):
+            self._line_changed = False
+            for _, job_id in line:
+                looks -= 1
+                entry = self._there(job_id)
+                if self.goes(entry):
+                    want -= 1
+                    yield entry
+                elif entry.state is State.READY and (by := self.kept_back(entry)) is not None:
+                    if by[0] is Scope.QUEUE:
+                        return
+                    entry.by = by
+                    self._save(entry)
+                if self._line_changed:
+                    break
+
+    def park(self, entry: StoredEntry) -> None:
+        entry.by, entry.place = None, entry.seq
+        self._save(entry)
+
+    def parked(self, queue: str, task: str) -> Iterator[StoredEntry]:
+        return (self._there(job_id) for _, job_id in self.pages.first(BITE, "parked", queue, task))
+
+    def parked_lines(self, most: int) -> tuple[tuple[str, str], ...]:
+        if not self.pages.has("parked"):
+            return ()
+        queues = self.pages.names("parked")[:most]
+        return tuple((queue, task) for queue in queues for task in self.pages.names("parked", queue))[:most]
+
+    def started(self, entry: StoredEntry) -> None:
+        self._save(entry)
+
+    def stopped(self, entry: StoredEntry) -> None:
+        """Nothing yet: what becomes of it is saved in the same call."""
+
+    def changed(self, entry: StoredEntry) -> None:
+        self._save(entry)
+
+    def shelve(self, entry: StoredEntry) -> None:
+        self._save(entry)
+        most = self.retention.dead_max
+        queue = self.pages.get(key("queue", entry.queue), StoredQueue)
+        if entry.state is State.DEAD and most is not None and queue is not None:
+            for _, job_id in self.pages.first(min(BITE, queue.dead - most), "kept", entry.queue, "dead"):
+                self.forget(self._there(job_id))
+
+    def forget(self, entry: StoredEntry) -> None:
+        marks, tallies = self._stored.pop(entry.job.id, (set(), []))
+        for mark in marks:
+            self.pages.table.delete(mark)
+        self._count(tallies, -1)
+        self._count_queue(entry.queue, "deleted")
+        self.pages.put(key("job", entry.job.id), None)
+        self._follow(entry, marks)
+
+    def move(self, entry: StoredEntry, queue: str) -> None:
+        self._count_queue(entry.queue, "deleted")
+        self._count_queue(queue, "put")
+        entry.queue = queue
+
+    def waiting(self, queue: str) -> int:
+        found = self.pages.get(key("queue", queue), StoredQueue) or StoredQueue()
+        return found.ready + found.scheduled + found.parked
+
+    def running_in(self, scope: Scope, name: str) -> int:
+        return self.pages.get(key("running", scope, name), int) or 0
+
+    def last_number(self) -> int:
+        return self.numbers.seq
+
+    def of_queue(self, queue: str, most: int, upto: int) -> list[StoredEntry]:
+        rows = self.pages.between(key("of", queue) + "\0", key("of", queue, upto + 1), BITE + most)
+        found = (self._there(job_id) for _, job_id in rows)
+        return [entry for entry in found if entry.state is not State.RUNNING][:most]
+
+    def close_queue(self, queue: str) -> None:
+        found = self.pages.get(key("queue", queue), StoredQueue)
+        if found is not None and found.put == found.deleted:
+            self.pages.put(key("queue", queue), None)
+
+    # --- names ---------------------------------------------------------------------------
+
+    def holder_of(self, key_held: str) -> str | None:
+        return self.pages.get(key("unique", key_held), str)
+
+    def hold_key(self, key_held: str, job_id: str | None) -> None:
+        self.pages.put(key("unique", key_held), job_id)
+
+    def recall(self, kind: str, name: str) -> bytes | None:
+        memo = self.pages.get(key("memo", kind, name), Memo)
+        return None if memo is None or memo.until_us <= self.now_us else memo.value
+
+    def remember(self, kind: str, name: str, value: bytes, until_us: int) -> None:
+        self.pages.put(key("memo", kind, name), Memo(until_us, value))
+        self.pages.mark(key("memo-end", until_us, kind, name))
+
+    # --- rules ---------------------------------------------------------------------------
+
+    def rule(self, kind: RuleKind, scope: Scope, name: str) -> Rule | None:
+        return self.pages.get(key("rule", kind, scope, name), Rule) if self.ruled else None
+
+    def rules(self, limit: int, after: Rule | None) -> list[Rule]:
+        start, end = _within("rule")
+        if after is not None:
+            start = key("rule", after.kind, after.scope, after.name) + "\0"
+        return [rule for _, rule in self.pages.listed(Rule, start, end, limit)]
+
+    def set_rule(self, rule: Rule) -> None:
+        self.ruled = True
+        self.pages.put(key("rule", rule.kind, rule.scope, rule.name), rule)
+        self.pages.table.delete(key("thaw", rule.scope, rule.name))
+        self._loosen(rule.scope, rule.name)
+
+    def remove_rule(self, rule: Rule) -> None:
+        self.pages.put(key("rule", rule.kind, rule.scope, rule.name), None)
+        self._loosen(rule.scope, rule.name)
+
+    def _loosen(self, scope: Scope, name: str) -> None:
+        """Some of those that were kept back may start."""
+        room = self.room(scope, name)
+        if room is not None:
+            self._let_go(scope, name, min(room, BITE))
+        elif self.pages.has("held-by", scope, name):
+            self.pages.mark(key("thaw", scope, name))
+            self._thaw()
+
+    def _thaw(self, *queue: str) -> None:
+        """Give those that no rule names any more back to their lines, a bite; more come with the next call.
+
+        As many as are taken at once come back before, so the order stays.
+        """
+        for mark, _ in self.pages.first(FEW, "thaw"):
+            _, scope, name = mark.split("\0")
+            for _, job_id in self.pages.first(BITE, "held-by", scope, name, *queue):
+                self._release(job_id)
+            if not self.pages.has("held-by", scope, name):
+                self.pages.table.delete(mark)
+
+    def _follow(self, entry: StoredEntry, marks: set[str]) -> None:
+        """Where it stood in line, or ran, a limit may have room for another one."""
+        if self.ruled and any(mark.startswith(("line\0", "until\0")) for mark in marks):
+            for scope, name in entry.scopes()[1:]:
+                is_limited = self.rule(RuleKind.LIMIT, scope, name) is not None
+                if is_limited and (scope, name) != entry.by and self.room(scope, name):
+                    self._let_go(scope, name, 1)
+
+    def _let_go(self, scope: Scope, name: str, most: int) -> None:
+        """The first ones of each queue: who will ask for which queue is not known."""
+        if self.pages.has("held-by", scope, name):
+            for queue in self.pages.names("held-by", scope, name)[:FEW]:
+                for _, job_id in self.pages.first(most, "held-by", scope, name, queue):
+                    self._release(job_id)
+
+    def _release(self, job_id: str) -> None:
+        entry = self._there(job_id)
+        entry.by = None
+        self._save(entry)
+        self._line_changed = True
+
+    # --- batches -------------------------------------------------------------------------
+
+    def batch_of(self, batch: str) -> StoredBatch | None:
+        return self.pages.get(key("batch", batch), StoredBatch)
+
+    def create_batch(self, batch: Batch) -> StoredBatch:
+        held = StoredBatch(batch, self._draw("seq", self.numbers.seq + 1), self.now_us)
+        self.changed_batch(held)
+        return held
+
+    def set_member(self, held: StoredBatch, member: Member) -> None:
+        self.pages.put(key("member", held.number, member.member, member.id), member)
+        self.changed_batch(held)
+
+    def changed_batch(self, held: StoredBatch) -> None:
+        self._mark_batch(held, held.over_us)
+        self.pages.put(key("batch", held.batch.id), held)
+
+    def _mark_batch(self, held: StoredBatch, over_us: int | None) -> None:
+        if held.marked_us != over_us:
+            if held.marked_us is not None:
+                self.pages.table.delete(key("batch-end", held.marked_us, held.batch.id))
+            if over_us is not None:
+                self.pages.mark(key("batch-end", over_us, held.batch.id), held.batch.id)
+            held.marked_us = over_us
+
+    def forget_batch(self, held: StoredBatch) -> None:
+        self._mark_batch(held, None)
+        self.pages.put(key("batch", held.batch.id), None)
+        self.pages.mark(key("wipe", held.number))
+
+    def waiting_members(self, held: StoredBatch) -> tuple[list[StoredEntry], bool]:
+        members = [each for _, each in self.pages.listed(Member, *_within("member", held.number), BITE)]
+        return self._waiting(members, held.number), len(members) == BITE
+
+    def _waiting(self, members: Sequence[Member], number: int) -> list[StoredEntry]:
+        entries = [self.entry(member.id) for member in members if not member.state.terminal]
+        return [e for e in entries if e and e.state is State.READY and e.joined == number]
+
+    # --- time ----------------------------------------------------------------------------
+
+    def promote(self, limit: int) -> int:
+        due = self.pages.until(self.now_us, limit, "timer")
+        for _, job_id in due:
+            self.place(self._there(job_id))
+        return len(due)
+
+    def lost(self, limit: int) -> list[StoredEntry]:
+        over = [self._there(job_id) for _, job_id in self.pages.until(self.now_us, limit, "until")]
+        return sorted(over, key=lambda entry: (entry.fence, entry.seq))
+
+    def expired(self, limit: int) -> list[StoredEntry]:
+        over = [self._there(job_id) for _, job_id in self.pages.until(self.now_us, limit, "expiry")]
+        return sorted(over, key=lambda entry: entry.seq)
+
+    def old_batches(self, limit: int) -> list[StoredBatch]:
+        names = [name for _, name in self.pages.until(self.now_us, limit, "batch-end")]
+        return [held for name in names if (held := self.batch_of(name)) is not None]
+
+    def forget_old(self, limit: int) -> int:
+        old = self.pages.until(self.now_us, limit, "keep")
+        for _, job_id in old:
+            self.forget(self._there(job_id))
+        for mark, _ in self.pages.until(self.now_us, limit, "memo-end"):
+            _, _, kind, name = mark.split("\0", 3)
+            self.pages.table.delete(mark)
+            if self.recall(kind, name) is None:
+                self.pages.put(key("memo", kind, name), None)
+        self._wipe(limit)
+        if self.ruled:
+            self._thaw()
+        return len(old) + self.records().expire(limit)
+
+    def _wipe(self, limit: int) -> None:
+        """Members of a batch that is gone; where it was deleted, the jobs that wait go as well."""
+        for mark, _ in self.pages.first(1, "wipe"):
+            number = number_in(mark, 1)
+            members = self.pages.listed(Member, *_within("member", number), limit)
+            more = len(members) == limit
+            for name, removal in list(self.removals.items()):
+                if name.startswith("batch:") and removal.upto == number:
+                    going = self._waiting([member for _, member in members], number)
+                    for entry in going:
+                        self.cast_out(entry)
+                    further = replace(removal, removed=removal.removed + len(going))
+                    self.keep_removal(name, further if more else None)
+            for name, _ in members:
+                self.pages.put(name, None)
+            if not more:
+                self.pages.table.delete(mark)
+
+    def next_us(self) -> int | None:
+        later = [
+            self.pages.between(key(kind, self.now_us + 1), kind + "\1", 1) for kind in ("timer", "until")
+        ]
+        times = [number_in(found[0][0], 1) for found in later if found]
+        record_us = self.records().next_us()
+        return min([*times, record_us] if record_us is not None else times, default=None)
+
+    # --- looks ---------------------------------------------------------------------------
+
+    def queues(self, limit: int, after: str | None) -> dict[str, Counts]:
+        start, end = _within("queue")
+        found = self.pages.listed(
+            StoredQueue, start if after is None else key("queue", after) + "\0", end, limit
+        )
+        return {name.split("\0")[1]: self._counts(name.split("\0")[1], queue) for name, queue in found}
+
+    def _counts(self, name: str, queue: StoredQueue) -> Counts:
+        due = len(self.pages.until(self.now_us, COUNTED, "due", name))
+        return Counts(
+            ready=queue.ready + due,
+            scheduled=queue.scheduled - due,
+            parked=queue.parked,
+            running=queue.running,
+            done=queue.done,
+            dead=queue.dead,
+            cancelled=queue.cancelled,
+            put=queue.put,
+            deleted=queue.deleted,
+            more=due == COUNTED,
+        )
+
+    def find(self, where: Filter, limit: int, after: int | None) -> Page:
+        """What it has not found after reading many it looks for in the next page."""
+        found: list[StoredEntry] = []
+        rows = self.pages.between(key("seq", (after or 0) + 1), "seq\1", SCAN)
+        for _, job_id in rows:
+            entry = self._there(job_id)
+            if entry.matches(where, self.now_us):
+                if len(found) == limit:
+                    return Page([entry.info() for entry in found], found[-1].seq)
+                found.append(entry)
+        more = number_in(rows[-1][0], 1) if len(rows) == SCAN else None
+        return Page([entry.info() for entry in found], more)
+
+    def position(self, entry: StoredEntry) -> int:
+        before = 0
+        for kind in ("line", "held"):
+            line = key(kind, entry.queue, -entry.job.priority)
+            end = line + "\1" if entry.place is None else key(line, entry.place)
+            before += len(self.pages.between(key(kind, entry.queue) + "\0", end, SCAN))
+        due = [self._there(name) for _, name in self.pages.until(self.now_us, SCAN, "due", entry.queue)]
+        return before + sum(_turn(other) < _turn(entry) for other in due)
+
+    def batches(self, limit: int, after: str | None) -> list[StoredBatch]:
+        start = "batch\0" if after is None else key("batch", after) + "\0"
+        return [held for _, held in self.pages.listed(StoredBatch, start, "batch\1", limit)]
+
+    def status(self, held: StoredBatch) -> BatchStatus:
+        return held.status(enqueued=held.enqueued, retrying=held.retrying)
+
+    def members(self, held: StoredBatch, limit: int, after: int | None) -> list[Member]:
+        start, end = _within("member", held.number)
+        start = start if after is None else key("member", held.number, after + 1)
+        return [self._live(member) for _, member in self.pages.listed(Member, start, end, limit)]
+
+    def _live(self, member: Member) -> Member:
+        entry = None if member.state.terminal else self.entry(member.id)
+        return member if entry is None else Member(member.member, member.id, entry.state)
+
+
+def _within(*prefix: str | int) -> tuple[str, str]:
+    return key(*prefix) + "\0", key(*prefix) + "\1"
+
+
+def _turn(entry: StoredEntry) -> tuple[int, bool, int, int]:
+    """When it is leased, among those that are due."""
+    return (-entry.job.priority, entry.place is None, entry.place or entry.due_us, entry.seq)
+
+
+def _marks(entry: StoredEntry) -> set[str]:
+    """The keys that are there because the job is as it is."""
+    queue, seq = entry.queue, entry.seq
+    marks = {key("seq", seq), key("of", queue, seq)}
+    if entry.state is State.RUNNING:
+        marks.add(key("until", entry.until_us, seq))
+    elif entry.state is not State.READY:
+        marks.add(key("kept", queue, entry.state, entry.ended_us or 0, seq))
+        marks.add(key("keep", entry.keep_us or 0, seq))
+    else:
+        marks |= _waiting_marks(entry)
+        if entry.expires_us is not None:
+            marks.add(key("expiry", entry.expires_us, seq))
+    return marks
+
+
+def _waiting_marks(entry: StoredEntry) -> set[str]:
+    if entry.place is None:
+        return {key("due", entry.queue, entry.due_us, entry.seq), key("timer", entry.due_us, entry.seq)}
+    if entry.parked:
+        return {key("parked", entry.queue, entry.job.task, -entry.job.priority, entry.seq)}
+    place = (entry.queue, -entry.job.priority, entry.place)
+    if entry.by is None:
+        return {key("line", *place)}
+    return {key("held", *place), key("held-by", *entry.by, *place)}
+
+
+def _tallies(entry: StoredEntry) -> list[Tally]:
+    """What the job is counted in."""
+    is_scheduled = entry.state is State.READY and entry.place is None
+    where = "scheduled" if is_scheduled else "parked" if entry.parked else entry.state.value
+    tallies: list[Tally] = [("queue", entry.queue, where)]
+    if entry.state is State.RUNNING:
+        tallies += [("running", scope, name) for scope, name in entry.scopes()]
+    elif entry.joined:
+        again = "retrying" if entry.has_run else "enqueued"
+        tallies.append(("batch", entry.job.batch or "", str(entry.joined), again))
+    return tallies

@@ -1,0 +1,80 @@
+"""What follows from `exchange`: an engine that has nothing quicker writes neither of these."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import TypeVar
+
+from propolis.core.job import Lease, Outcome
+from propolis.core.protocols import Exchange
+from propolis.errors import Busy
+
+POLL = 0.02  # seconds
+MANY = 500  # emissions of one job
+_NO_SPAN = timedelta(0)
+T = TypeVar("T")
+
+
+def emit_many(outcomes: Sequence[tuple[Lease, Outcome]]) -> bool:
+    return any(len(getattr(outcome, "emit", ())) > MANY for _, outcome in outcomes)
+
+
+async def written_down(outcomes: Sequence[tuple[Lease, Outcome]], write_down: Callable[[], T]) -> T:
+    """In a thread where that takes long: others need the event loop meanwhile."""
+    return await asyncio.to_thread(write_down) if emit_many(outcomes) else write_down()
+
+
+class FromExchange:
+    """`lease`, `settle`, and a `wait` that looks again and again."""
+
+    @abstractmethod
+    async def exchange(
+        self,
+        outcomes: Sequence[tuple[Lease, Outcome]],
+        wants: Mapping[str, int],
+        *,
+        span: timedelta,
+        holder: str,
+        limit: int | None = None,
+        tasks: Sequence[str] = (),
+    ) -> Exchange: ...
+
+    async def lease(
+        self,
+        wants: Mapping[str, int],
+        *,
+        span: timedelta,
+        holder: str,
+        limit: int | None = None,
+        tasks: Sequence[str] = (),
+    ) -> list[Lease]:
+        answer = await self.exchange((), wants, span=span, holder=holder, limit=limit, tasks=tasks)
+        return answer.leases
+
+    async def settle(self, outcomes: Sequence[tuple[Lease, Outcome]]) -> list[Lease]:
+        """`Busy` where some of them could not be recorded for now; the others are."""
+        answer = await self.exchange(outcomes, {}, span=_NO_SPAN, holder="")
+        if answer.later:
+            raise Busy(f"{len(answer.later)} of {len(outcomes)} outcomes", {})
+        return answer.lost
+
+    @property
+    def hears(self) -> bool:
+        return False
+
+    def has_changed(self) -> bool:
+        """Whether anything happened since the last look; without it, whoever waits is not woken early."""
+        return False
+
+    async def wait(self, queues: Sequence[str], timeout: float) -> bool:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while not queues or not self.has_changed():
+            rest = deadline - loop.time()
+            if rest <= 0:
+                return False
+            await asyncio.sleep(min(POLL, rest))
+        return True

@@ -1,0 +1,28 @@
+"""A message in our logs is one line, whatever is in it: names, and what servers say, come from strangers."""
+
+from __future__ import annotations
+
+import logging
+
+LOGGERS = (
+    "propolis",
+    "propolis.engines",
+    "propolis.postgres",
+    "propolis.redis",
+    "propolis.schedules",
+    "propolis.worker",
+)
+
+
+def one_line(record: logging.LogRecord) -> bool:
+    """Spell out what could end the line, move a cursor, or turn the reading direction.  A traceback stays."""
+    text = record.getMessage()
+    if not text.isprintable():
+        record.msg = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        record.args = ()
+    return True
+
+
+# Not the handlers: those are the app's.  And not their common parent alone, whose filters see none of theirs.
+for name in LOGGERS:
+    logging.getLogger(name).addFilter(one_line)

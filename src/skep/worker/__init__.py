@@ -1,8 +1,0 @@
-"""The worker: everything between a lease and its settling."""
-
-from __future__ import annotations
-
-from skep.worker.settings import Lane, Mode, Settings
-from skep.worker.worker import Worker
-
-__all__ = ["Lane", "Mode", "Settings", "Worker"]

@@ -1,0 +1,81 @@
+"""A fleet at work on one queue, while something is done to others: nobody there notices it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from .disturbances import EVERYWHERE, ON_POSTGRES
+from .fleet import Fleet, wait_for
+from .load import Bench, LockWatch
+
+CASES = [
+    (engine, name)
+    for engine in ("sqlite", "postgres", "redis")
+    for name in (*EVERYWHERE, *(ON_POSTGRES if engine == "postgres" else ()))
+]
+
+
+@pytest.fixture
+def waiting(request: pytest.FixtureRequest) -> int:
+    return 200_000 if request.config.getoption("--full") else 5000
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest, tmp_path: Path, engine: str, waiting: int) -> Iterator[Bench]:
+    server = pooled = name = admin = ""
+    if engine == "sqlite":
+        fleet = Fleet(tmp_path)
+    elif engine == "redis":
+        url, prefix = request.getfixturevalue("valkey_url"), request.getfixturevalue("prefix")
+        fleet = Fleet(tmp_path, url=f"{url}?prefix={prefix}:")
+    else:  # a database of its own: publications are of all schemas
+        name = f"fleet_{uuid.uuid4().hex}"
+        admin = request.getfixturevalue("postgres_url")
+        asyncio.run(execute(admin, f"CREATE DATABASE {name}"))
+        server = admin.rpartition("/")[0] + f"/{name}"
+        pooled = request.getfixturevalue("pgbouncer_url").rpartition("/")[0] + f"/{name}"
+        fleet = Fleet(tmp_path, url=f"{server}?schema=propolis")
+    made = Bench(fleet, waiting=waiting, server=server, pooled=pooled)
+    yield made
+    fleet.close()
+    made.app.close()
+    if server:
+        asyncio.run(execute(admin, f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+async def execute(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize(("engine", "disturbance"), CASES)
+def test_a_fleet_goes_on_whatever_is_done_to_other_queues(
+    bench: Bench, engine: str, disturbance: str
+) -> None:
+    """F49, F50, F51, F52, L5, L6: nothing is lost, no lease of a healthy worker is, and nobody waits."""
+    locks = LockWatch(bench.server) if engine == "postgres" else None
+    with bench.loaded(), locks or nullcontext():
+        (EVERYWHERE | ON_POSTGRES)[disturbance](bench)
+
+    wait_for(lambda: bench.ended() >= bench.steady)
+
+    runs = bench.runs()
+    assert {job_id: n for job_id, n in runs.items() if n > 1} == {}  # no second run: no lease was lost
+    assert bench.steady <= runs.keys() <= bench.steady | bench.others
+    assert locks is None or locks.found == []
+    wait_for(lambda: is_over(bench))  # outcomes are recorded after their jobs have written their ends
+
+
+def is_over(bench: Bench) -> bool:
+    counts = bench.app.queues.counts()["default"]
+    return (counts.waiting, counts.running, counts.dead) == (0, 0, 0)

@@ -1,0 +1,265 @@
+"""A worker whose engine fails; and many jobs, of which nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.unit.worker.working import record_of, until, until_state, work, working
+
+from propolis import App, Job
+from propolis.core.envelope import Envelope
+from propolis.core.job import Done
+from propolis.core.protocols import Records
+from propolis.core.records import Swap
+from propolis.errors import Busy, EngineError, EngineUnavailable, OutcomeUnknown, StorageBroken, StorageFull
+from propolis.strategies import archive, dead
+from propolis.values import State
+from propolis.worker.pump import BUNDLE, EMISSION, weight_of
+
+# --- an engine that fails ----------------------------------------------------------------
+
+
+async def test_the_worker_outlives_an_engine_that_is_away(
+    app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S0.23, S2.33, F13: it goes on, with pauses, and delivers what it had."""
+    engine = await app.ready()
+    done: list[int] = []
+    away = False
+    for verb in ("exchange", "lease", "settle", "sweep", "renew"):
+        real = getattr(engine, verb)
+
+        def flaky(*args: Any, real: Any = real, **kwargs: Any) -> Any:
+            if away:
+                raise EngineUnavailable("down for maintenance")
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(engine, verb, flaky)
+
+    release = asyncio.Event()
+
+    @app.task(on_success=archive)
+    async def slow() -> None:
+        await release.wait()
+        done.append(1)
+
+    monkeypatch.setattr("propolis.worker.pump.FIRST_BACKOFF", 0.01)
+    handle = await slow.aenqueue()
+    with caplog.at_level(logging.WARNING, "propolis.worker"):
+        async with working(app, poll=timedelta(milliseconds=20)) as worker:
+            await until(lambda: bool(worker._running()))
+            away = True
+            release.set()
+            await until(lambda: "the engine is away" in caplog.text)
+            away = False
+            await until_state(app, handle.id, State.DONE)
+    assert done == [1]
+
+
+@pytest.mark.parametrize(
+    "refusal", [StorageFull("records"), OutcomeUnknown("records", "swap"), Busy("records", {})], ids=repr
+)
+async def test_a_worker_whose_schedules_cannot_be_stored_yet_works_all_the_same(
+    app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refusal: EngineError
+) -> None:
+    """F54: only workers make room, so none may wait for it before it starts."""
+    monkeypatch.setattr("propolis.worker.worker.STORED_EVERY", 0.01)
+    engine = await app.ready()
+    assert isinstance(engine, Records)
+    real, tried, full = engine.swap, 0, True
+
+    async def swapped(swaps: Sequence[Swap], **options: Any) -> Any:
+        nonlocal tried
+        if full and any(change.kind == "schedule" for swap in swaps for change in swap.changes):
+            tried += 1
+            raise refusal
+        return await real(swaps, **options)
+
+    monkeypatch.setattr(engine, "swap", swapped)
+
+    @app.every("1h")
+    @app.task(on_success=archive)
+    async def hourly() -> None: ...
+
+    handle = await hourly.aenqueue()
+    with caplog.at_level(logging.WARNING, "propolis.worker"):
+        async with working(app):
+            await until_state(app, handle.id, State.DONE)
+            await until(lambda: tried == 3)
+            full = False
+            async with asyncio.timeout(20):
+                while [each.schedule.name for each in await app.schedules.alist()] != [hourly.name]:
+                    await asyncio.sleep(0.005)  # no event shows this state
+    assert caplog.text.count("schedules of this code are stored later") == 1
+
+
+async def test_a_worker_that_waits_for_its_engine_stops_without_waiting_longer(
+    app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F13: the engine is back, and what is left is delivered at once and not after the pause."""
+    monkeypatch.setattr("propolis.worker.pump.FIRST_BACKOFF", 3600.0)
+    engine = await app.ready()
+    real, away = engine.exchange, True
+
+    async def flaky(outcomes: Any, *args: Any, **options: Any) -> Any:
+        if away and outcomes:
+            raise EngineUnavailable("down for maintenance")
+        return await real(outcomes, *args, **options)
+
+    monkeypatch.setattr(engine, "exchange", flaky)  # lease and settle follow from it
+
+    @app.task(on_success=archive)
+    async def quick() -> None: ...
+
+    handle = await quick.aenqueue()
+    with caplog.at_level(logging.WARNING, "propolis.worker"):
+        async with asyncio.timeout(10), working(app):
+            await until(lambda: "the engine is away" in caplog.text)
+            away = False
+    await until_state(app, handle.id, State.DONE)
+
+
+async def test_outcomes_that_are_large_together_are_settled_in_bundles(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server refuses a call of some hundred megabytes, again and again: nothing was settled any more."""
+    engine = await app.ready()
+    bundles: list[list[int]] = []
+    real, together = engine.exchange, asyncio.Barrier(6)
+
+    async def seen(outcomes: Any, *args: Any, **options: Any) -> Any:
+        bundles.append([weight_of(outcome) for _, outcome in outcomes])
+        return await real(outcomes, *args, **options)
+
+    monkeypatch.setattr(engine, "exchange", seen)
+
+    @app.task(result_ttl="1h")
+    async def returns(job: Job, size: int, emissions: int) -> str:
+        for _ in range(emissions):
+            job.emit(follows)
+        await together.wait()
+        return "x" * size
+
+    @app.task
+    async def follows() -> None: ...
+
+    large = BUNDLE // 3
+    handles = [await returns.aenqueue(0, 1100), *[await returns.aenqueue(large, 0) for _ in range(4)]]
+    handles.append(await returns.aenqueue(5, 0))
+    await work(app)
+    assert [(await record_of(app, handle.id)).state for handle in handles] == [State.DONE] * 6
+    assert [bundle for bundle in bundles if sum(bundle) > BUNDLE] == [[1100 * EMISSION + 2]]
+
+
+async def test_where_notes_have_no_room_jobs_end_and_what_is_saved_comes_again(
+    app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """L6.6, F54: outcomes make room, so nothing may stand in their way."""
+    engine = await app.ready()
+    real, full = engine.note, True
+
+    async def noted(notes: Any) -> Any:
+        if full:
+            raise StorageFull("notes")
+        return await real(notes)
+
+    monkeypatch.setattr(engine, "note", noted)
+
+    @app.task(on_success=archive)
+    async def telling(job: Job) -> None:
+        job.progress(1, 2)
+
+    @app.task(on_success=archive)
+    async def saving(job: Job) -> None:
+        await job.save({"at": 1})
+
+    handles = [await telling.aenqueue(), await saving.aenqueue()]
+    with caplog.at_level(logging.WARNING, "propolis.worker"):
+        async with working(app, poll=timedelta(milliseconds=20)):
+            await until_state(app, handles[0].id, State.DONE)
+            assert (await record_of(app, handles[1].id)).state is State.RUNNING
+            full = False
+            await until_state(app, handles[1].id, State.DONE)
+    assert (await record_of(app, handles[0].id)).progress is None
+    assert "running jobs have reported is not kept: no space left for notes" in caplog.text
+    assert "the engine is away" not in caplog.text
+
+
+async def test_an_outcome_that_cannot_be_stored_buries_its_job_and_no_other(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await app.ready()
+    for verb in ("settle", "exchange"):
+        real = getattr(engine, verb)
+
+        async def picky(outcomes: Any, *args: Any, real: Any = real, **kwargs: Any) -> Any:
+            if any(isinstance(outcome, Done) and outcome.result == b'"bad"' for _, outcome in outcomes):
+                raise OverflowError("too big for us")
+            return await real(outcomes, *args, **kwargs)
+
+        monkeypatch.setattr(engine, verb, picky)
+
+    @app.task(result_ttl="1h")
+    async def repeat_back(what: str) -> str:
+        return what
+
+    good, bad = await repeat_back.aenqueue("good"), await repeat_back.aenqueue("bad")
+    await work(app)
+    assert await good.aresult(timeout="1s") == "good"
+    assert (await record_of(app, bad.id)).state is State.DEAD
+
+
+async def test_storage_that_is_broken_ends_the_worker(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F36: it says why and is started again, rather than waiting for a disk to mend itself."""
+    engine = await app.ready()
+
+    async def broken(**_: Any) -> Any:
+        raise StorageBroken("check the disk")
+
+    monkeypatch.setattr(engine, "sweep", broken)
+    with pytest.raises(StorageBroken):
+        await work(app)
+
+
+# --- many --------------------------------------------------------------------------------
+
+
+async def test_a_thousand_failing_and_succeeding_jobs_leak_nothing(app: App) -> None:
+    """S0.22: alternating, in the loop and in threads."""
+    before = threading.active_count()
+    seen: Counter[bool] = Counter()
+
+    @app.task(on_error=dead)
+    async def flip(n: int) -> None:
+        seen[n % 2 == 0] += 1
+        if n % 2:
+            raise ValueError(n)
+
+    @app.task(on_error=dead, name="thread")
+    def flip_in_thread(n: int) -> None:
+        seen[n % 2 == 0] += 1
+        if n % 2:
+            raise ValueError(n)
+
+    await flip.many(range(1000)).aenqueue()
+    await flip_in_thread.many(range(200)).aenqueue()
+    worker = await work(app)
+    assert seen == {True: 600, False: 600}
+    assert (await app.queues.acounts())["default"].dead == 600
+    assert not worker._running()
+    assert not worker._keeper._held
+    await until(lambda: threading.active_count() <= before)
+
+
+async def test_envelopes_keep_their_shape(app: App) -> None:
+    @app.task
+    async def ping() -> None: ...
+
+    assert isinstance(ping.job(), Envelope)
