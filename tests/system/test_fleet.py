@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import uuid
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
-import asyncpg
 import pytest
+
+from propolis.testing.servers.serving import database
 
 from .disturbances import EVERYWHERE, ON_POSTGRES
 from .fleet import Fleet, wait_for
@@ -29,33 +28,22 @@ def waiting(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def bench(request: pytest.FixtureRequest, tmp_path: Path, engine: str, waiting: int) -> Iterator[Bench]:
-    server = pooled = name = admin = ""
-    if engine == "sqlite":
-        fleet = Fleet(tmp_path)
-    elif engine == "redis":
-        url, prefix = request.getfixturevalue("valkey_url"), request.getfixturevalue("prefix")
-        fleet = Fleet(tmp_path, url=f"{url}?prefix={prefix}:")
-    else:  # a database of its own: publications are of all schemas
-        name = f"fleet_{uuid.uuid4().hex}"
-        admin = request.getfixturevalue("postgres_url")
-        asyncio.run(execute(admin, f"CREATE DATABASE {name}"))
-        server = admin.rpartition("/")[0] + f"/{name}"
-        pooled = request.getfixturevalue("pgbouncer_url").rpartition("/")[0] + f"/{name}"
-        fleet = Fleet(tmp_path, url=f"{server}?schema=propolis")
-    made = Bench(fleet, waiting=waiting, server=server, pooled=pooled)
-    yield made
-    fleet.close()
-    made.app.close()
-    if server:
-        asyncio.run(execute(admin, f"DROP DATABASE {name} WITH (FORCE)"))
-
-
-async def execute(url: str, statement: str) -> None:
-    connection = await asyncpg.connect(url)
-    try:
-        await connection.execute(statement)
-    finally:
-        await connection.close()
+    server = pooled = ""
+    with ExitStack() as stack:
+        if engine == "sqlite":
+            fleet = Fleet(tmp_path)
+        elif engine == "redis":
+            url, prefix = request.getfixturevalue("valkey_url"), request.getfixturevalue("prefix")
+            fleet = Fleet(tmp_path, url=f"{url}?prefix={prefix}:")
+        else:
+            server = stack.enter_context(database(request.getfixturevalue("postgres_url")))
+            name = server.rpartition("/")[2]
+            pooled = f"{request.getfixturevalue('pgbouncer_url').rpartition('/')[0]}/{name}"
+            fleet = Fleet(tmp_path, url=f"{server}?schema=propolis")
+        made = Bench(fleet, waiting=waiting, server=server, pooled=pooled)
+        yield made
+        fleet.close()
+        made.app.close()
 
 
 @pytest.mark.parametrize(("engine", "disturbance"), CASES)

@@ -8,6 +8,7 @@ a parent that dies, even by SIGKILL, closes the pipe, so nothing is ever orphane
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -261,6 +263,27 @@ def postgres(
     finally:
         server.stop()
         shutil.rmtree(root, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def database(server_url: str) -> Iterator[str]:
+    """A database of its own on a server: publications and snapshots that keep dead rows end at its border."""
+    name = f"propolis_{uuid.uuid4().hex}"
+    asyncio.run(_execute(server_url, f"CREATE DATABASE {name}"))
+    try:
+        yield f"{server_url.rpartition('/')[0]}/{name}"
+    finally:
+        asyncio.run(_execute(server_url, f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+async def _execute(url: str, statement: str) -> None:
+    import asyncpg  # only whoever asks for a database needs the driver
+
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
 
 
 @contextlib.contextmanager
