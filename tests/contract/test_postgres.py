@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterator
 
 import pytest
-import pytest_asyncio
 
 from propolis.core.transitions import Retention
 from propolis.engines.postgres.engine import PostgresEngine
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines import EngineContract, OpenEngine
 from propolis.testing.servers.serving import other_postgres
-
-from .emptying import drop, empty
-
-
-@pytest.fixture(scope="session")
-def lasting_schema(postgres_url: str) -> Iterator[str]:
-    """The name of a schema for one test after the other."""
-    name = f"propolis_{uuid.uuid4().hex}"
-    yield name
-    asyncio.run(drop(postgres_url, name))
-
-
-@pytest_asyncio.fixture
-async def empty_schema(
-    request: pytest.FixtureRequest, postgres_url: str, lasting_schema: str
-) -> AsyncIterator[str]:
-    """A schema with nothing in it: a new one with --full, and where the opening of handles is tested."""
-    if request.config.getoption("--full") or request.function.__module__.endswith(".sharing"):
-        name = f"propolis_{uuid.uuid4().hex}"
-        yield name
-        await drop(postgres_url, name)
-    else:
-        await empty(postgres_url, lasting_schema)
-        yield lasting_schema
 
 
 class TestPostgres(EngineContract):
@@ -68,8 +41,8 @@ class TestPostgresBehindPgbouncer(EngineContract):
 
     @pytest.fixture
     def open_engine(
-        self, clock: FakeClock, retention: Retention, postgres_url: str, pgbouncer_url: str, schema: str
+        self, clock: FakeClock, retention: Retention, postgres_url: str, pgbouncer_url: str, empty_schema: str
     ) -> OpenEngine:
         return lambda: PostgresEngine(
-            pgbouncer_url, listen=postgres_url, schema=schema, clock=clock, retention=retention
+            pgbouncer_url, listen=postgres_url, schema=empty_schema, clock=clock, retention=retention
         )

@@ -36,9 +36,9 @@ class TestSQLite(RecordsContract):
 class TestPostgres(RecordsContract):
     @pytest.fixture
     def open_engine(
-        self, clock: FakeClock, retention: Retention, postgres_url: str, schema: str
+        self, clock: FakeClock, retention: Retention, postgres_url: str, empty_schema: str
     ) -> OpenEngine:
-        return lambda: PostgresEngine(postgres_url, schema=schema, clock=clock, retention=retention)
+        return lambda: PostgresEngine(postgres_url, schema=empty_schema, clock=clock, retention=retention)
 
 
 class TestValkey(RecordsContract):

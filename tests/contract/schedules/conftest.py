@@ -40,8 +40,8 @@ def sqlite(clock: FakeClock, tmp_path: Path) -> Make:
 
 
 @pytest.fixture
-def postgres(clock: FakeClock, postgres_url: str, schema: str) -> Make:
-    return lambda: PostgresEngine(postgres_url, schema=schema, clock=clock)
+def postgres(clock: FakeClock, postgres_url: str, empty_schema: str) -> Make:
+    return lambda: PostgresEngine(postgres_url, schema=empty_schema, clock=clock)
 
 
 @pytest.fixture
