@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -33,6 +33,8 @@ class Fleet:
         self.url = url or f"sqlite:///{folder}/jobs.db"
         self.ledger = folder / "ledger"
         self.workers: list[subprocess.Popen[str]] = []
+        self._lines: list[Line] = []  # of the ledger, as far as it was read
+        self._read_bytes = 0
         self._app = app
         self._env = {
             **os.environ,
@@ -69,12 +71,17 @@ class Fleet:
         children = Path(f"/proc/{nursery.pid}/task/{nursery.pid}/children")
         return lambda: [int(pid) for pid in children.read_text().split()]
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> list[Line]:
+        """All that were written; each is read once."""
         if self.ledger.exists():
-            whole, _, _ = self.ledger.read_text().rpartition("\n")  # the last line may be on its way
-            for line in whole.splitlines():
+            with self.ledger.open("rb") as ledger:
+                ledger.seek(self._read_bytes)
+                whole, end, _ = ledger.read().rpartition(b"\n")  # the last line may be on its way
+            self._read_bytes += len(whole) + len(end)
+            for line in whole.decode().splitlines():
                 what, job_id, fence, pid, at = line.split()
-                yield Line(what, job_id, int(fence), int(pid), float(at))
+                self._lines.append(Line(what, job_id, int(fence), int(pid), float(at)))
+        return self._lines
 
     def lines_of(self, what: str, job_id: str) -> list[Line]:
         return [line for line in self.lines() if (line.what, line.job_id) == (what, job_id)]

@@ -43,6 +43,8 @@ class Bench:
         self._over = threading.Event()
         self.steady: set[str] = set()
         self.others: set[str] = set()
+        self._ended: set[str] = set()
+        self._counted = 0  # lines of the fleet's ledger
 
     def _load(self) -> None:
         while not self._over.wait(0.02):
@@ -96,7 +98,10 @@ class Bench:
         return 0 if counts is None else counts.waiting
 
     def ended(self) -> set[str]:
-        return {line.job_id for line in self._fleet.lines() if line.what == "end"}
+        lines = self._fleet.lines()
+        self._ended.update(line.job_id for line in lines[self._counted :] if line.what == "end")
+        self._counted = len(lines)
+        return self._ended
 
     def runs(self) -> Counter[str]:
         return Counter(line.job_id for line in self._fleet.lines() if line.what == "start")

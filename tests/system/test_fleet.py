@@ -22,8 +22,10 @@ CASES = [
 
 
 @pytest.fixture
-def waiting(request: pytest.FixtureRequest) -> int:
-    return 200_000 if request.config.getoption("--full") else 5000
+def waiting(request: pytest.FixtureRequest, disturbance: str) -> int:
+    if request.config.getoption("--full"):
+        return 200_000
+    return 50_000 if disturbance == "pause" else 10_000
 
 
 @pytest.fixture

@@ -9,12 +9,13 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from propolis.core.job import JobInfo, State
 from propolis.core.protocols import Filter
 from propolis.engines.sqlite.engine import SQLiteEngine
 from propolis.testing.engines.samples import a_job
 
-JOBS = 20_000
 PROCESSES = 8
 MAX_KILLS = 15
 WORKER = Path(__file__).with_name("sqlite_worker.py")
@@ -66,12 +67,15 @@ async def every_record(engine: SQLiteEngine) -> list[JobInfo]:
     return records
 
 
-async def test_killing_processes_on_one_file_loses_nothing_and_settles_nothing_twice(tmp_path: Path) -> None:
+async def test_killing_processes_on_one_file_loses_nothing_and_settles_nothing_twice(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """I5, I8, L2, L3, L4, S0.21, S1.29, S1.34: eight processes, one killed every 0.3 s."""
+    n = 20_000 if request.config.getoption("--full") else 8000
     database, ledger = tmp_path / "jobs.db", tmp_path / "ledger"
     engine = await SQLiteEngine(database).open()
-    sent = [a_job(n, max_crashes=1000) for n in range(JOBS)]
-    for start in range(0, JOBS, 1000):
+    sent = [a_job(number, max_crashes=1000) for number in range(n)]
+    for start in range(0, n, 1000):
         await engine.put(sent[start : start + 1000])
 
     fleet = Fleet(database, ledger)
@@ -79,7 +83,7 @@ async def test_killing_processes_on_one_file_loses_nothing_and_settles_nothing_t
     assert fleet.complaints() == []  # no "database is locked", nor anything else
 
     records = await every_record(engine)
-    assert Counter(record.state for record in records) == {State.DONE: JOBS}
+    assert Counter(record.state for record in records) == {State.DONE: n}
     assert {record.id for record in records} == {job.id for job in sent}
     lines = [line.split() for line in ledger.read_text().splitlines()]
     ends = Counter(job_id for what, job_id, *_ in lines if what == "end")
