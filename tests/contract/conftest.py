@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
-import pytest_asyncio
 
 from .emptying import drop, empty
 
@@ -17,18 +15,16 @@ def lasting_schema(postgres_url: str) -> Iterator[str]:
     """The name of a schema for one test after the other."""
     name = f"propolis_{uuid.uuid4().hex}"
     yield name
-    asyncio.run(drop(postgres_url, name))
+    drop(postgres_url, name)
 
 
-@pytest_asyncio.fixture
-async def empty_schema(
-    request: pytest.FixtureRequest, postgres_url: str, lasting_schema: str
-) -> AsyncIterator[str]:
+@pytest.fixture
+def empty_schema(request: pytest.FixtureRequest, postgres_url: str, lasting_schema: str) -> Iterator[str]:
     """A schema with nothing in it: a new one with --full, and where the opening of handles is tested."""
     if request.config.getoption("--full") or request.function.__module__.endswith(".sharing"):
         name = f"propolis_{uuid.uuid4().hex}"
         yield name
-        await drop(postgres_url, name)
+        drop(postgres_url, name)
     else:
-        await empty(postgres_url, lasting_schema)
+        empty(postgres_url, lasting_schema)
         yield lasting_schema

@@ -28,7 +28,7 @@ async def contents(connection: asyncpg.Connection[Any], schema: str) -> dict[str
 
 
 async def test_an_emptied_schema_is_as_good_as_new(postgres_url: str, schema: str) -> None:
-    await empty(postgres_url, schema)  # before it is there
+    empty(postgres_url, schema)  # before it is there
     engine = await PostgresEngine(postgres_url, schema=schema).open()
     connection = await asyncpg.connect(postgres_url)
     try:
@@ -36,7 +36,7 @@ async def test_an_emptied_schema_is_as_good_as_new(postgres_url: str, schema: st
         await work_with(engine)
         await connection.execute(f"INSERT INTO \"{schema}\".unannounced VALUES ('default')")
         used = await contents(connection, schema)
-        await empty(postgres_url, schema)
+        empty(postgres_url, schema)
         changed = {name for name in new if used[name] != new[name]}
         assert changed >= {"back", "number", "sweeper", "unannounced", "watch"}
         assert await contents(connection, schema) == new

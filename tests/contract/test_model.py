@@ -36,7 +36,7 @@ class EmptyPostgres(PostgresEngine):
 
     async def open(self) -> Self:
         await super().open()
-        await empty(*self._emptying)
+        empty(*self._emptying)
         return self
 
 
