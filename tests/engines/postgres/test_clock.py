@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 import pytest_asyncio
 
-from propolis.core.job import Done, Lease
+from propolis.core.job import Done, Lease, Retried, Snoozed
 from propolis.engines.postgres.engine import PostgresEngine
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines.samples import HOLDER, SPAN, a_job
@@ -71,3 +71,55 @@ async def test_no_lease_is_cut_short_by_a_clock_that_goes_back(
     clock.advance(SPAN - timedelta(microseconds=1))
     assert (await engine.sweep(by="me")).reaped == 0
     assert await engine.settle([(lease, Done()) for lease in leases.values()]) == []
+
+
+async def test_a_delay_is_not_longer_because_the_clock_went_back(
+    engine: PostgresEngine, clock: FakeClock
+) -> None:
+    """L2, F38: of a put, a retry, a snooze; but a time that was given stays what it was."""
+    await engine.put([a_job(id="again"), a_job(id="snoozed")])
+    leases = await take(engine)
+    await engine.settle([(leases["again"], Retried(3 * HOUR)), (leases["snoozed"], Snoozed(3 * HOUR))])
+    due_at = clock.now + 3 * HOUR
+    await engine.put(
+        [
+            a_job(id="delayed", delay_ms=3 * 3600_000),
+            a_job(id="fixed", due_at=due_at),
+            a_job(id="moved", delay_ms=1000),
+        ]
+    )
+    await engine.reschedule("moved", due_at)
+    clock.advance(2 * HOUR)
+    await engine.sweep(by="me")
+
+    clock.set_back(HOUR)  # an hour is left of each
+    await engine.put([a_job(id="new", delay_ms=2 * 3600_000)])
+    for _ in range(3):
+        await engine.sweep(by="me")
+    clock.advance(HOUR - LOOK)
+    assert await take(engine) == {}
+    clock.advance(LOOK)
+    assert sorted(await take(engine)) == ["again", "delayed", "snoozed"]
+    clock.advance(HOUR)
+    assert sorted(await take(engine)) == ["fixed", "moved", "new"]
+    found = await engine.get("delayed")
+    assert found is not None
+    assert (found.history[0].kind, found.history[0].note) == ("clock", "went back by 3600 s")
+
+
+async def test_what_was_scheduled_is_shifted_in_bites(engine: PostgresEngine, clock: FakeClock) -> None:
+    """L2, L5: also where the clock went back twice before all had followed."""
+    await engine.put([a_job(n, delay_ms=600_000) for n in range(25)])
+    await engine.sweep(by="me")
+    clock.set_back(HOUR)
+    swept = await engine.sweep(limit=10, by="me")
+    assert swept.again_in == timedelta(milliseconds=10)
+    clock.set_back(HOUR)
+    sweeps = 1
+    while (await engine.sweep(limit=10, by="me")).again_in == timedelta(milliseconds=10):
+        sweeps += 1
+    assert sweeps == 6  # three for each step
+    clock.advance(timedelta(minutes=10) - LOOK)
+    assert await take(engine) == {}
+    clock.advance(LOOK)
+    assert len(await take(engine)) == 25

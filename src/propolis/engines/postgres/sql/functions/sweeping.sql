@@ -438,16 +438,64 @@ CREATE FUNCTION follow_clock_back(now_us bigint, from_us bigint) RETURNS void LA
         SELECT ctid FROM chunk WHERE until_us > from_us FOR UPDATE SKIP LOCKED))
 $$;
 
--- Whether it is time to search for old transactions: only one of all that ask in a minute gets a yes.
+-- Whether whoever put this job named a moment, and not a delay.  What cannot be read keeps the time that it has.
+CREATE FUNCTION names_its_time(body bytea) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN convert_from(body, 'UTF8')::jsonb ? 'due_at';
+EXCEPTION WHEN data_exception OR untranslatable_character THEN
+    RETURN true;
+END $$;
+
+-- A bite of the delays that were counted before the clock went back: they end as much earlier.
+--
+-- A delay was counted when the job was put, or at its last event: in the future, or longer ago than the step, which was seen
+-- within a minute.  Each that is shifted gets an event, so that it is passed by afterwards; it goes to before the place from
+-- which the next bite goes on.
+CREATE FUNCTION shift_delays(at_us bigint, most integer) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    w record;
+    r record;
+    now_us bigint;
+    n integer := 0;
+BEGIN
+    SELECT looked_us, shift_us, stepped_us, shifted_due, shifted_seq INTO w FROM watch;
+    IF w.shift_us IS NULL THEN
+        RETURN;
+    END IF;
+    now_us := greatest(at_us, w.looked_us);  -- where it has gone back again since, the next step shifts these once more
+    FOR r IN SELECT id, due_us, seq, fence, attempts, body, history, coalesce((history->-1->>0)::bigint, put_us) AS counted_us,
+                    coalesce(history->-1->>1 = 'rescheduled', false) AS rescheduled
+               FROM scheduled WHERE (due_us, seq) > (w.shifted_due, w.shifted_seq)
+              ORDER BY due_us, seq LIMIT most FOR UPDATE SKIP LOCKED
+    LOOP
+        n := n + 1;
+        w.shifted_due := r.due_us;
+        w.shifted_seq := r.seq;
+        CONTINUE WHEN r.counted_us BETWEEN w.stepped_us - 60000000 AND now_us OR r.rescheduled;
+        CONTINUE WHEN r.fence IS NULL AND names_its_time(r.body);
+        UPDATE scheduled SET due_us = greatest(now_us, r.due_us - w.shift_us),
+               history = CASE WHEN jsonb_array_length(r.history) >= 100 THEN r.history - 0 ELSE coalesce(r.history, '[]') END
+                   || jsonb_build_array(jsonb_build_array(now_us, 'clock', r.attempts, coalesce(r.fence, 0), '',
+                                                          format('went back by %s s', w.shift_us / 1000000)))
+         WHERE id = r.id;
+    END LOOP;
+    UPDATE watch SET shift_us = CASE WHEN n = most THEN w.shift_us END, shifted_due = w.shifted_due, shifted_seq = w.shifted_seq;
+END $$;
+
+-- Whether it is time to search for old transactions: only one of all that ask in a minute gets a yes.  A step of the clock is
+-- seen here, once all delays have followed the one before it.
 CREATE FUNCTION time_to_check(now_us bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    last_us bigint := (SELECT looked_us FROM watch);
+    last_us bigint;
+    following boolean;
 BEGIN
-    IF abs(now_us - last_us) < 60000000 THEN
+    SELECT looked_us, shift_us IS NOT NULL INTO last_us, following FROM watch;
+    IF abs(now_us - last_us) < 60000000 OR following THEN
         RETURN false;
     END IF;
     IF now_us < last_us THEN
         PERFORM follow_clock_back(now_us, last_us);
+        UPDATE watch SET shift_us = last_us - now_us, stepped_us = now_us, shifted_due = now_us, shifted_seq = 0;
     END IF;
     UPDATE watch SET looked_us = now_us;
     RETURN true;
@@ -478,7 +526,11 @@ BEGIN
                 OR EXISTS (SELECT FROM batch b WHERE b.keep_us <= sweep_by.now_us)
                 OR EXISTS (SELECT FROM token k WHERE k.until_us <= sweep_by.now_us)
                 OR EXISTS (SELECT FROM known k WHERE k.until_us <= sweep_by.now_us));
+        PERFORM shift_delays(now_us, most);
         check_old := time_to_check(now_us);
+        IF (SELECT shift_us IS NOT NULL FROM watch) THEN
+            again_us := least(again_us, now_us + 10000);
+        END IF;
         nothing_ready := NOT EXISTS (SELECT FROM ready) AND NOT EXISTS (SELECT FROM held WHERE hold_scope <> 'parked');
     EXCEPTION WHEN lock_not_available THEN
         again_us := now_us + 1000000 * (0.5 + random());

@@ -256,7 +256,14 @@ CREATE TABLE sweeper (
 ) WITH (fillfactor = 50);
 
 -- When somebody last searched for transactions that are too old.  Whoever writes here or above has locked this row.
-CREATE TABLE watch (looked_us bigint NOT NULL);
+-- Where the clock went back: by how much, to when, and how far the delays that were counted before have followed.
+CREATE TABLE watch (
+    looked_us    bigint NOT NULL,
+    shift_us     bigint,            -- NULL: all have
+    stepped_us   bigint,
+    shifted_due  bigint,
+    shifted_seq  bigint
+);
 INSERT INTO watch VALUES (0);
 
 -- Where somebody publishes all tables of the database, the server refuses to remove or change rows that it could not name to a
