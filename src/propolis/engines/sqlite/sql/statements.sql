@@ -45,11 +45,10 @@ SELECT running FROM propolis_busy WHERE scope = :scope AND name = :name;
 
 -- name: used_ids
 -- Which of these ids are taken: by a live job, by a kept one, or by one that was chosen less than a day ago.
-SELECT id FROM propolis_job     WHERE id IN (SELECT value FROM json_each(:ids))
-UNION ALL
-SELECT id FROM propolis_archive WHERE id IN (SELECT value FROM json_each(:ids))
-UNION ALL
-SELECT id FROM propolis_known   WHERE id IN (SELECT value FROM json_each(:ids)) AND until_us > :now_us;
+SELECT value FROM json_each(:ids)
+ WHERE EXISTS (SELECT 1 FROM propolis_job     WHERE id = value)
+    OR EXISTS (SELECT 1 FROM propolis_archive WHERE id = value)
+    OR EXISTS (SELECT 1 FROM propolis_known   WHERE id = value AND until_us > :now_us);
 
 -- name: held_keys
 SELECT key, id FROM propolis_unique_key WHERE key IN (SELECT value FROM json_each(:keys));
