@@ -57,12 +57,6 @@ local function unpacked(text)
     return fine and type(value) == 'table' and value or nil
 end
 
--- Has something failed because a value was not what it must be, and not because the server refused?
-local function is_nonsense(problem)
-    return type(problem) == 'string'
-        and (problem:find('attempt to', 1, true) or problem:find('bad argument', 1, true)) ~= nil
-end
-
 -- Where an app has shards: the number of this one, how something is sent to another one, how a draft finds
 -- its way (sharded.lua, travelling.lua).  On one server there are no shards, and all of this is nil.
 local me, send, travel, travel_batch
@@ -109,52 +103,10 @@ local function wake(queue)
     woken[queue] = true
 end
 
--- Something has changed about a rule: those of its queue may have news, or those where something was set aside.  Where
--- these are many, some of them: the others look again by themselves.
-local function wake_for(scope, name)
-    if scope == 'queue' then
-        return wake(name)
-    end
-    for _, queue in ipairs(redis.call('SRANDMEMBER', base .. 'holding', CHUNK)) do
-        wake(queue)
-    end
-end
-
 -- Without the right to do so they find their jobs later: nothing may fail after it was written.
 local function publish_woken()
     for queue in pairs(woken) do
         pcall(redis.call, 'PUBLISH', of_queue(queue, 'news'), '')
-    end
-end
-
--- A name for leases that end together, which no others have.
-local function new_bundle()
-    local number = now
-    while redis.call('HEXISTS', BUNDLES, whole(number)) == 1 do
-        number = number + 1
-    end
-    return whole(number)
-end
-
--- Leases that end together after `span`: `n` of them, and for each queue, after its name, their ids.
-local function keep_bundle(bundle, span, n, ids)
-    redis.call('HSET', BUNDLES, bundle, n)
-    redis.call('HSET', BUNDLED, bundle, cmsgpack.pack({span, ids}))
-    redis.call('ZADD', LEASES, whole(now + span), bundle)
-end
-
-local function forget_bundle(bundle)
-    redis.call('HDEL', BUNDLES, bundle)
-    redis.call('HDEL', BUNDLED, bundle)
-    redis.call('ZREM', LEASES, bundle)
-end
-
--- So many leases of each of these bundles have ended, or moved to another; a bundle without leases is forgotten.
-local function leave_bundles(leaving)
-    for bundle, n in pairs(leaving) do
-        if redis.call('HINCRBY', BUNDLES, bundle, -n) <= 0 then
-            forget_bundle(bundle)
-        end
     end
 end
 

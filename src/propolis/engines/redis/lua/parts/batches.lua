@@ -322,6 +322,12 @@ function shelve(id, queue, why)
     end_job(j, 'dead', dead_us, 'waiting', 'broken')
 end
 
+-- Has something failed because a value was not what it must be, and not because the server refused?
+local function is_nonsense(problem)
+    return type(problem) == 'string'
+        and (problem:find('attempt to', 1, true) or problem:find('bad argument', 1, true)) ~= nil
+end
+
 -- Do something with a job of this queue.  Where that fails because something about it is not what it should be, the job
 -- goes to the shelf: gives nil.
 local function with_care(id, queue, act, ...)

@@ -79,6 +79,52 @@ local function add_event(j, kind, attempt, fence, holder, note)
     j.s.history = events
 end
 
+-- --- bundles ----------------------------------------------------------------------------------
+
+-- A name for leases that end together, which no others have.
+local function new_bundle()
+    local number = now
+    while redis.call('HEXISTS', BUNDLES, whole(number)) == 1 do
+        number = number + 1
+    end
+    return whole(number)
+end
+
+-- Leases that end together after `span`: `n` of them, and for each queue, after its name, their ids.
+local function keep_bundle(bundle, span, n, ids)
+    redis.call('HSET', BUNDLES, bundle, n)
+    redis.call('HSET', BUNDLED, bundle, cmsgpack.pack({span, ids}))
+    redis.call('ZADD', LEASES, whole(now + span), bundle)
+end
+
+local function forget_bundle(bundle)
+    redis.call('HDEL', BUNDLES, bundle)
+    redis.call('HDEL', BUNDLED, bundle)
+    redis.call('ZREM', LEASES, bundle)
+end
+
+-- So many leases of each of these bundles have ended, or moved to another; a bundle without leases is forgotten.
+local function leave_bundles(leaving)
+    for bundle, n in pairs(leaving) do
+        if redis.call('HINCRBY', BUNDLES, bundle, -n) <= 0 then
+            forget_bundle(bundle)
+        end
+    end
+end
+
+-- --- news -------------------------------------------------------------------------------------
+
+-- Something has changed about a rule: those of its queue may have news, or those where something was set aside.  Where
+-- these are many, some of them: the others look again by themselves.
+local function wake_for(scope, name)
+    if scope == 'queue' then
+        return wake(name)
+    end
+    for _, queue in ipairs(redis.call('SRANDMEMBER', base .. 'holding', CHUNK)) do
+        wake(queue)
+    end
+end
+
 -- --- places ---------------------------------------------------------------------------------
 --
 -- A line is one priority of one queue.  Its jobs stand in a list, which knows only its two ends.  What stood

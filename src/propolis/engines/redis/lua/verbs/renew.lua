@@ -1,4 +1,4 @@
--- with: base
+-- with: base jobs
 -- Make live leases end later, or sooner (T3).  They become a bundle of their own.
 --
 -- ARGV[5]  the span (us)
