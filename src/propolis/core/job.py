@@ -83,6 +83,9 @@ class Done(Struct, frozen=True):
     opens: tuple[Batch, ...] = ()
 
 
+DONE = Done()  # as most runs end: nothing is kept, and nothing follows
+
+
 class Retried(Struct, frozen=True):
     """Run it again, at the back of its queue (or of another), after a delay."""
 

@@ -17,6 +17,7 @@ from propolis.app.signature import encode_result
 from propolis.app.task import Task
 from propolis.core import wire
 from propolis.core.job import (
+    DONE,
     Cancelled,
     Crashed,
     Dead,
@@ -45,8 +46,6 @@ from propolis.core.strategy import Delete, Repeat, Strategy
 from propolis.errors import BadSetting, BrokenPayload, FlowBroken, OutcomeTooLarge
 from propolis.worker.attempt import Attempt, ChildCrashed, Ended, RaisedInChild, Stop
 
-DONE = Done()
-
 
 class Judge:
     """From how a run ended to an outcome.  `random` is the dice of the backoff."""
@@ -57,7 +56,9 @@ class Judge:
     def judge(self, attempt: Attempt, ended: Ended) -> Outcome | None:
         """What becomes of the job.  Pure, but for the dice of the backoff."""
         outcome = self._decide(attempt, ended)
-        return with_last_words(outcome, attempt.job) if isinstance(outcome, Dead) else outcome
+        if outcome is DONE or not isinstance(outcome, Dead):
+            return outcome
+        return with_last_words(outcome, attempt.job)
 
     def _decide(self, attempt: Attempt, ended: Ended) -> Outcome | None:
         job, task = attempt.job, attempt.task

@@ -23,6 +23,7 @@ from propolis.app.signature import current
 from propolis.app.transaction import Transaction
 from propolis.core import wire
 from propolis.core.job import (
+    DONE,
     Broken,
     Cancelled,
     Dead,
@@ -57,7 +58,7 @@ from propolis.worker.calls.plain_calls import call_either
 from propolis.worker.calls.slot_threads import SlotThreads
 from propolis.worker.children.processes import ChildPool
 from propolis.worker.children.suspects import PutOff, Suspects
-from propolis.worker.outcomes import DONE, Judge, failures_under_other_rules, raised, with_last_words
+from propolis.worker.outcomes import Judge, failures_under_other_rules, raised, with_last_words
 
 log = logging.getLogger("propolis.worker")
 

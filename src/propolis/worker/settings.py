@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
+from functools import partial
 from secrets import token_hex
 from typing import Protocol
 
@@ -24,9 +25,7 @@ class Monotonic(Protocol):
 
 monotonic: Monotonic = time.monotonic
 if hasattr(time, "CLOCK_BOOTTIME"):  # goes on while the machine sleeps, as the engine's clock does
-
-    def monotonic() -> float:
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    monotonic = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
 
 
 class Mode(StrEnum):

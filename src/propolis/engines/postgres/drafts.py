@@ -13,6 +13,7 @@ from propolis.core.batch import Batch
 from propolis.core.clock import span_us, to_us
 from propolis.core.envelope import Envelope, is_simple
 from propolis.core.job import (
+    DONE,
     Broken,
     Cancelled,
     Crashed,
@@ -32,7 +33,6 @@ from propolis.core.transitions import NOTE_MAX
 from propolis.engines.postgres.hints import soonest
 
 _json = msgspec.json.Encoder()
-_DONE = Done()
 
 
 def extras_of_put(jobs: Sequence[Envelope]) -> str | None:
@@ -111,7 +111,7 @@ def batch_draft(batch: Batch) -> dict[str, object]:
 def outcome_texts(outcomes: Sequence[tuple[Lease, Outcome]]) -> list[str | None]:
     """The common outcome needs no words, unless a lease is there twice: then their order counts."""
     short = len({lease.place for lease, _ in outcomes}) == len(outcomes)
-    return [None if short and outcome == _DONE else outcome_text(outcome) for _, outcome in outcomes]
+    return [None if short and outcome == DONE else outcome_text(outcome) for _, outcome in outcomes]
 
 
 def outcome_text(outcome: Outcome) -> str:

@@ -15,6 +15,7 @@ from propolis.core.clock import from_us, span_us, to_us
 from propolis.core.envelope import MAX_CRASHES, Envelope, UniqueUntil, is_simple
 from propolis.core.ids import new_id
 from propolis.core.job import (
+    DONE,
     Broken,
     Cancelled,
     Crashed,
@@ -51,7 +52,6 @@ _packer = msgspec.msgpack.Encoder()
 _error = msgspec.json.Decoder(Error)
 _progress = msgspec.json.Decoder(Progress)
 _batch = msgspec.json.Decoder(Batch)
-_DONE = Done()
 _ALONE = frozenset(b"PK")  # the flags of jobs that have no batch
 _NUMBER = b',"member":'  # comes last in what is written of a member
 _NOTHING_ALIKE = b"\n"  # with which no meta begins
@@ -356,7 +356,7 @@ class Settling:
         rounds = [_Round()]
         earliest = 0  # the first round that is not before anything that may follow from one of them
         for n, (lease, outcome) in enumerate(outcomes):
-            if not unique or outcome != _DONE:
+            if not unique or (outcome is not DONE and outcome != DONE):
                 rounds[-1].others.append(n)
                 if lease.batch is not None or (isinstance(outcome, Done | Dead) and outcome.emit):
                     earliest = len(rounds)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
-from propolis.core.job import Lease, Outcome
+from propolis.core.job import DONE, Dead, Done, Lease, Outcome
 from propolis.core.protocols import Exchange
 from propolis.errors import Busy
 
@@ -19,7 +19,11 @@ T = TypeVar("T")
 
 
 def emit_many(outcomes: Sequence[tuple[Lease, Outcome]]) -> bool:
-    return any(len(getattr(outcome, "emit", ())) > MANY for _, outcome in outcomes)
+    return any(
+        len(outcome.emit) > MANY
+        for _, outcome in outcomes
+        if outcome is not DONE and isinstance(outcome, Done | Dead)
+    )
 
 
 async def written_down(outcomes: Sequence[tuple[Lease, Outcome]], write_down: Callable[[], T]) -> T:
