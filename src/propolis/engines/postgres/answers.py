@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from itertools import repeat
+from itertools import count, repeat
 
 import msgspec
 
@@ -25,16 +25,13 @@ def leases_of(row: Row, until: datetime, holder: str) -> list[Lease]:
     queue, number, fences = row["queue"], row["number"], row["fences"]
     moments = {us: from_us(us) for us in set(row["puts_us"])}  # jobs that were put together share one
     if number is not None:
-        fence, batch = fences[0], row["batches"][0] if row["batches"] else None
-        return [
-            Lease(
-                *(job_id, fence, task, queue, body, 1, 0, 0, until, moments[put_us], holder),
-                *(0, batch, None, place),
-            )
-            for place, (job_id, task, body, put_us) in enumerate(
-                zip(row["ids"], row["tasks"], row["bodies"], row["puts_us"], strict=True), number + 1
-            )
-        ]
+        its_own = (row["ids"], repeat(fences[0]), row["tasks"], repeat(queue), row["bodies"])
+        counters = (repeat(1), repeat(0), repeat(0), repeat(until))
+        put_at = map(moments.__getitem__, row["puts_us"])
+        of = (put_at, repeat(holder), repeat(0), repeat(row["batches"][0] if row["batches"] else None))
+        return list(
+            map(Lease, *its_own, *counters, *of, repeat(None), count(number + 1))
+        )  # the most common way
     columns = (
         *("ids", "fences", "tasks", "bodies", "attempts", "failures", "crashes", "puts_us", "losses"),
         *("batches", "numbers"),
