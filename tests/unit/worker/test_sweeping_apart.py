@@ -42,8 +42,9 @@ async def test_a_sweep_without_end_delays_neither_leasing_nor_settling(
     assert sweeping == 1
 
 
+@pytest.mark.parametrize("error", [EngineUnavailable("for now"), ValueError("a mistake of ours")], ids=repr)
 async def test_a_sweep_that_fails_is_tried_again(
-    app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     """L6: jobs go on meanwhile."""
     failed = 0
@@ -51,7 +52,7 @@ async def test_a_sweep_that_fails_is_tried_again(
     async def failing(self: MemoryEngine, **_: Any) -> Swept:
         nonlocal failed
         failed += 1
-        raise EngineUnavailable("for now")
+        raise error
 
     @app.task(result_ttl="1h")
     async def job() -> str:

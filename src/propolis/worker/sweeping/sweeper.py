@@ -117,6 +117,8 @@ class Sweeper:
             raise
         except EngineError as error:
             log.warning("%s failed, and is tried again soon: %s", self._at, error)
+        except Exception:  # a mistake of ours, or of somebody's engine: all else that time asks for goes on
+            log.exception("%s failed, and is tried again soon", self._at)
 
     async def _once(self) -> None:
         pause = SWEEP_EVERY * random.uniform(0.8, 1.2)

@@ -56,16 +56,18 @@ class UnknownTasks:
         self._seen = {line: self._seen.get(line, self._clock()) for line in unknown}
         read = await engine.records(KIND)
         known = {record.name: record for record in read.records}
-        gone = set(known) - {_name(line) for line in unknown}
+        since = {record.name: begun for record in read.records if (begun := _since(record)) is not None}
+        gone = set(known) - {record_name(line) for line in unknown}
         if len(parked) == PARKED_LINES:  # there may be more: what is not told is not gone
-            gone &= {_name(line) for line in parked}
-        swaps = [self._begins(line, read.now) for line in unknown if _name(line) not in known]
+            gone &= {record_name(line) for line in parked}
+        new = [line for line in unknown if record_name(line) not in since]
+        swaps = [self._begins(line, read.now, known.get(record_name(line))) for line in new]
         swaps += [self._forgets(known[name]) for name in gone]
         if swaps:
             await engine.swap(swaps)
         for line in unknown:
-            record = known.get(_name(line))
-            if record is not None and read.now - _since(record) >= self._span and self._saw_long(line):
+            begun = since.get(record_name(line))
+            if begun is not None and read.now - begun >= self._span and self._saw_long(line):
                 await self._shelve(line)
 
     def _saw_long(self, line: Line) -> bool:
@@ -81,10 +83,13 @@ class UnknownTasks:
             and not any(worker.may_serve(queue) and worker.may_know(task) for worker in workers)
         ]
 
-    def _begins(self, line: Line, now: datetime) -> Swap:
+    def _begins(self, line: Line, now: datetime, unreadable: Record | None) -> Swap:
         value = msgspec.json.encode(UnknownSince(*line, since=now))
+        version = 0 if unreadable is None else unreadable.version
         expires_in = self._span + KEPT_FOR
-        change = Change(kind=KIND, name=_name(line), value=value, expected=0, expires_in=expires_in)
+        change = Change(
+            kind=KIND, name=record_name(line), value=value, expected=version, expires_in=expires_in
+        )
         return Swap(changes=(change,))
 
     def _forgets(self, record: Record) -> Swap:
@@ -105,9 +110,14 @@ class UnknownTasks:
         log.error("%d jobs of %r are kept as broken: no worker knew it for %s", shelved, task, self._span)
 
 
-def _name(line: Line) -> str:
+def record_name(line: Line) -> str:
     return sha256("\0".join(line).encode()).hexdigest()
 
 
-def _since(record: Record) -> datetime:
-    return msgspec.json.decode(record.value, type=UnknownSince).since
+def _since(record: Record) -> datetime | None:
+    """None for what this version cannot read, or somebody has written by hand and wrongly (L7)."""
+    try:
+        since = msgspec.json.decode(record.value, type=UnknownSince).since
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return since if since.tzinfo is not None else None
