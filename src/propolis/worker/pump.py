@@ -173,6 +173,7 @@ class Pump:
             except Exception:
                 log.exception("an outcome cannot be recorded: each is tried by itself")
                 await self._settle_one_by_one()
+                await asyncio.sleep(FIRST_BACKOFF)  # it may have been none of them, and would come at once
 
     async def _turn(self) -> None:
         await self._sweep()

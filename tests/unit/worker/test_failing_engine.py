@@ -16,8 +16,9 @@ from tests.unit.worker.working import record_of, until, until_state, work, worki
 from propolis import App, Job
 from propolis.core.envelope import Envelope
 from propolis.core.job import Done
-from propolis.core.protocols import Records
+from propolis.core.protocols import Exchange, Records
 from propolis.core.records import Swap
+from propolis.engines.memory import MemoryEngine
 from propolis.errors import Busy, EngineError, EngineUnavailable, OutcomeUnknown, StorageBroken, StorageFull
 from propolis.strategies import archive, dead
 from propolis.values import State
@@ -61,6 +62,21 @@ async def test_the_worker_outlives_an_engine_that_is_away(
             away = False
             await until_state(app, handle.id, State.DONE)
     assert done == [1]
+
+
+async def test_a_worker_stops_although_its_engine_has_gone_mad(
+    app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without an outcome to blame, the pump turned without a pause, and nothing else had a turn."""
+    await app.ready()
+
+    async def mad(self: MemoryEngine, *_: Any, **__: Any) -> Exchange:
+        raise TypeError("a mistake of ours")
+
+    monkeypatch.setattr(MemoryEngine, "exchange", mad)
+    monkeypatch.setattr("propolis.worker.pump.FIRST_BACKOFF", 0.001)
+    async with working(app):
+        await until(lambda: caplog.text.count("a mistake of ours") > 1)
 
 
 @pytest.mark.parametrize(
