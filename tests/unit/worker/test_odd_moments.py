@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from tests.unit.worker.working import working
 
 from propolis import App
+from propolis.core.job import Lease, Unknown
 from propolis.core.records import Change, Swap
 from propolis.engines.memory import MemoryEngine
+from propolis.testing.clock import FakeClock
 from propolis.testing.engines.samples import a_job
-from propolis.values import Filter
-from propolis.worker.sweeping.unknown_tasks import KIND, record_name
+from propolis.values import Filter, Scope
+from propolis.worker import Settings
+from propolis.worker.sweeping.unknown_tasks import KIND, UnknownTasks, record_name
 
 SOON = timedelta(milliseconds=50)
 
@@ -36,3 +40,39 @@ async def test_an_odd_record_of_an_unknown_task_is_written_anew(
     async with working(app, unknown_for=SOON), asyncio.timeout(20):
         while not await app.jobs.afind(Filter(reason="broken")):
             await asyncio.sleep(0.001)  # no event shows this state
+
+
+@pytest.mark.parametrize("scope", [Scope.QUEUE, Scope.TASK])
+async def test_a_parked_line_that_is_paused_is_left_alone(
+    app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, scope: Scope
+) -> None:
+    """T12b: each sweep tried it again, and said that 0 jobs are kept as broken."""
+    clock, tried = FakeClock(), 0
+    app.client._engine = engine = await MemoryEngine(clock=clock).open()
+    lease = engine.lease
+
+    async def counted(*args: Any, **options: Any) -> list[Lease]:
+        nonlocal tried
+        tried += 1
+        return await lease(*args, **options)
+
+    await engine.put([a_job(task="nobody")])
+    [parked] = await engine.lease({"default": 1}, span=timedelta(minutes=1), holder="other")
+    await engine.settle([(parked, Unknown())])
+    await engine.put([a_job(task="neighbour")])
+    paused = "default" if scope is Scope.QUEUE else "nobody"
+    await app.queues.apause(paused, scope=scope)
+    monkeypatch.setattr(engine, "lease", counted)
+    unknown = UnknownTasks(engine, Settings(), (), lambda: clock.now.timestamp())
+
+    for pause in ("0s", "2h", "0s", "0s", "1m", "0s"):
+        clock.advance(pause)
+        await unknown.watch((("default", "nobody"),))
+    assert tried == 2  # after two hours, and after a minute more
+    assert "are kept as broken" not in caplog.text
+    await app.queues.aresume(paused, scope=scope)
+    clock.advance("1m")
+    await unknown.watch((("default", "nobody"),))
+    [broken] = await app.jobs.afind(Filter(reason="broken"))
+    assert broken.task == "nobody"
+    assert "1 jobs of 'nobody' are kept as broken" in caplog.text

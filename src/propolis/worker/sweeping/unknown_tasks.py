@@ -96,9 +96,8 @@ class UnknownTasks:
         return Swap(changes=(Change(kind=KIND, name=record.name, value=None, expected=record.version),))
 
     async def _shelve(self, line: Line) -> None:
-        """One bite of it; the next look takes the next, until it is empty."""
+        """One bite of it; the next look takes the next, at once, until nothing more can be leased."""
         queue, task = line
-        self._next_look = self._clock()
         wants = {queue: BITE}
         lease, holder = self._settings.lease, self._settings.holder
         leases = await self._engine.lease(wants, span=lease, holder=holder, tasks=[task])
@@ -107,6 +106,9 @@ class UnknownTasks:
         if outcomes:
             await self._engine.settle(outcomes)
         shelved = sum(lease.task == task for lease in leases)
+        if not shelved:  # it is paused, or just empty
+            return
+        self._next_look = self._clock()
         log.error("%d jobs of %r are kept as broken: no worker knew it for %s", shelved, task, self._span)
 
 
