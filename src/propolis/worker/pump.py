@@ -85,7 +85,7 @@ class Pump:
         self._parked_lines: tuple[Line, ...] = ()  # those that the last sweep has found
         self._parked: set[Line] = set()  # those of them that we know, until none of them comes any more
         self._parked_here = runner.parked
-        self._backoff = FIRST_BACKOFF
+        self._backoff, self._deaf_until = FIRST_BACKOFF, 0.0  # until then it is polled
         self._hinted, self._beaten, self.settled = False, 0, 0
         self.drained = asyncio.Event()  # set when a mode that ends has nothing left to do
         self.idle = asyncio.Event()  # set while there is nothing to lease, run or settle
@@ -334,11 +334,12 @@ class Pump:
         self.resting.set()
         # The sweeper wakes us where a lease should follow.  Where hints arrive no other poll is needed.
         timeout = self.sweeper.due_in() if self._sweeps_itself else SWEPT_WITHIN
-        if not self._engine.hears:
+        deaf = self._clock() < self._deaf_until
+        if deaf or not self._engine.hears:
             timeout = min(timeout, self._settings.poll.total_seconds())
         if any(lane.buffer for lane in self.lanes):
             timeout = min(timeout, BUFFER_PATIENCE)  # then somebody else may have them
-        if self._leasing and any(self._room(lane) for lane in self.lanes):
+        if self._leasing and not deaf and any(self._room(lane) for lane in self.lanes):
             self._hinted = await self._wait_for_work(timeout)
         else:
             with suppress(TimeoutError):
@@ -362,7 +363,12 @@ class Pump:
         hint.add_done_callback(lambda _: self._wake.set())
         try:
             await self._wake.wait()
-            hinted = hint.done() and hint.exception() is None and hint.result()
+            hinted = hint.done() and hint.result()
+        except Exception as error:
+            poll = self._settings.poll.total_seconds()
+            log.warning("nobody says what comes, so the engine is asked within %g s: %s", poll, error)
+            self._deaf_until = self._clock() + poll
+            return False
         finally:
             if not hint.done():
                 hint.cancel()

@@ -7,12 +7,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.unit.worker.working import working
+from tests.unit.worker.working import until, working
 
 from propolis import App
 from propolis.core.job import Lease, Unknown
 from propolis.core.records import Change, Swap
 from propolis.engines.memory import MemoryEngine
+from propolis.errors import EngineUnavailable
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines.samples import a_job
 from propolis.values import Filter, Scope
@@ -76,3 +77,34 @@ async def test_a_parked_line_that_is_paused_is_left_alone(
     [broken] = await app.jobs.afind(Filter(reason="broken"))
     assert broken.task == "nobody"
     assert "1 jobs of 'nobody' are kept as broken" in caplog.text
+
+
+async def test_an_engine_that_cannot_be_listened_to_is_not_asked_all_the_time(
+    app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """L1: it is polled, and that is in the log."""
+    asked = 0
+
+    async def wait(*_: Any) -> bool:
+        nonlocal asked
+        asked += 1
+        raise EngineUnavailable("nobody may listen")
+
+    @app.task(result_ttl="1h")
+    async def job() -> str:
+        return "done"
+
+    await app.ready()
+    monkeypatch.setattr(MemoryEngine, "wait", wait)
+    monkeypatch.setattr(MemoryEngine, "hears", True)
+    async with working(app, poll=timedelta(hours=1)) as worker:
+        await until(lambda: "nobody may listen" in caplog.text)
+        for _ in range(3):
+            handle = await job.aenqueue()
+            worker._pump.wake()
+            assert await handle.aresult(timeout="20s") == "done"
+        assert asked == 1
+    async with working(app, poll=timedelta(milliseconds=1)):
+        await until(lambda: asked > 3)
+        assert await (await job.aenqueue()).aresult(timeout="20s") == "done"
+    assert asked == caplog.text.count("nobody may listen")
