@@ -22,6 +22,7 @@ MAX_BYTES = 2_000_000  # of jobs that wait, however short they are
 BUFFER_PATIENCE = 1.0  # seconds after which waiting jobs are given back to the queue
 TURN = 0.002  # seconds after which a slot lets others have the loop
 LEARNING = 0.2
+DISMISSED_WITHIN = 2.0  # seconds for what is cancelled at the very end
 
 
 class Settles(Protocol):
@@ -201,8 +202,11 @@ class SlotLane:
                 n -= 1
 
     async def stop(self) -> None:
-        """End every slot; what still runs is cancelled without a word."""
+        """End every slot; what still runs is cancelled without a word, and left if it does not stop."""
         tasks = [slot.task for slot in self.slots if slot.task is not None]
         for slot in self.slots:
             slot.dismiss()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.wait({asyncio.gather(*tasks, return_exceptions=True)}, timeout=DISMISSED_WITHIN)
+        for slot in self.slots:  # that have not ended
+            if slot.lease is not None:
+                log.error("job %s does not stop: the worker ends without it", slot.lease.id)

@@ -13,11 +13,11 @@ from propolis import App
 from propolis.core.job import Lease, Unknown
 from propolis.core.records import Change, Swap
 from propolis.engines.memory import MemoryEngine
-from propolis.errors import EngineUnavailable
+from propolis.errors import EngineUnavailable, StorageBroken
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines.samples import a_job
 from propolis.values import Filter, Scope
-from propolis.worker import Settings
+from propolis.worker import Settings, Worker
 from propolis.worker.sweeping.unknown_tasks import KIND, UnknownTasks, record_name
 
 SOON = timedelta(milliseconds=50)
@@ -108,3 +108,36 @@ async def test_an_engine_that_cannot_be_listened_to_is_not_asked_all_the_time(
         await until(lambda: asked > 3)
         assert await (await job.aenqueue()).aresult(timeout="20s") == "done"
     assert asked == caplog.text.count("nobody may listen")
+
+
+async def test_a_worker_without_storage_ends_although_a_job_does_not(
+    app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S1.12: else its keeper would hold the leases for ever."""
+    running, over = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def stubborn() -> None:
+        running.set()
+        while not over.is_set():
+            try:
+                await over.wait()
+            except asyncio.CancelledError:
+                continue
+
+    async def broken(*_: Any, **__: Any) -> Any:
+        raise StorageBroken("the file is gone")
+
+    await app.ready()
+    handle = await stubborn.aenqueue()
+    monkeypatch.setattr("propolis.worker.slots.DISMISSED_WITHIN", 0.01)
+    worker = Worker(app, Settings())
+    ended = asyncio.create_task(worker.run())
+    await running.wait()
+    monkeypatch.setattr(MemoryEngine, "exchange", broken)
+    worker._pump.wake()
+    async with asyncio.timeout(20):
+        with pytest.raises(StorageBroken):
+            await ended
+    assert f"job {handle.id} does not stop: the worker ends without it" in caplog.text
+    over.set()
