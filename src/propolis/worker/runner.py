@@ -262,7 +262,10 @@ class Runner:
 
     async def _judged_with_care(self, attempt: Attempt, ended: Ended, slot: Slot) -> Ended:
         if attempt.task.options.error_rules and attempt.job.lease.failures:
-            ended.others = await self._others(attempt, ended)
+            try:
+                ended.others = await self._others(attempt, ended)
+            except asyncio.CancelledError as error:  # it is stopped before it is known what its end means
+                ended = self._stopped(slot, error)
         if attempt.continuation is None or attempt.task.transactional or not _is_large(ended.value):
             return self._judged(attempt, ended)
         # Not in the event loop, which thousands of jobs to be put next would hold up for seconds.

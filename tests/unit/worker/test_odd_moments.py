@@ -7,16 +7,17 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.unit.worker.working import until, working
+from tests.unit.worker.working import record_of, until, working
 
 from propolis import App
 from propolis.core.job import Lease, Unknown
 from propolis.core.records import Change, Swap
 from propolis.engines.memory import MemoryEngine
 from propolis.errors import EngineUnavailable, StorageBroken
+from propolis.strategies import fixed, repeat
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines.samples import a_job
-from propolis.values import Filter, Scope
+from propolis.values import Filter, Scope, State
 from propolis.worker import Settings, Worker
 from propolis.worker.sweeping.unknown_tasks import KIND, UnknownTasks, record_name
 
@@ -141,3 +142,27 @@ async def test_a_worker_without_storage_ends_although_a_job_does_not(
             await ended
     assert f"job {handle.id} does not stop: the worker ends without it" in caplog.text
     over.set()
+
+
+async def test_a_stop_while_a_failure_is_judged_is_no_failure(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W.6: it was buried, with four repetitions left."""
+    reading = asyncio.Event()
+
+    async def slow(*_: Any) -> Any:
+        reading.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("propolis.worker.runner.failure_counts", slow)
+
+    @app.task(on_error={ValueError: repeat(5, fixed(0)), KeyError: repeat(1, fixed(0))})
+    async def fails() -> None:
+        raise ValueError
+
+    handle = await fails.aenqueue()
+    async with working(app, grace=timedelta(0)):
+        await reading.wait()
+    info = await record_of(app, handle.id)
+    assert (info.state, info.failures, info.attempts) == (State.READY, 1, 1)
+    assert [event.kind for event in info.history] == ["retried", "released"]
