@@ -62,6 +62,7 @@ from propolis.worker.outcomes import Judge, failures_under_other_rules, raised, 
 
 log = logging.getLogger("propolis.worker")
 
+STUCK = Error("TimeoutError", "it ran out of time and does not stop")
 NO_CONNECTION = timedelta(seconds=5)  # until a job is tried again for which no transaction could begin
 LARGE = 500  # elements; a fan-out of so many takes longer than others should wait
 HOOK_WITHIN = 10.0  # seconds; a hook holds a slot, and nobody can stop it for its job
@@ -147,7 +148,7 @@ class Runner:
         except (BrokenPayload, FlowBroken) as error:
             return _broken(lease, error)
         except BaseException as error:  # a backoff that raises, an upgrade that raises, or a mistake of ours
-            return _buried(lease, attempt, error)
+            return _buried(lease, None if attempt is None else attempt.job, error)
 
     async def _perform_suspect(self, attempt: Attempt, slot: Slot) -> Ended:
         """Where it harms nobody, once it is known that it begins."""
@@ -356,10 +357,12 @@ class Runner:
                 return Released()
 
     def _timed_out(self, lease: Lease, job: Job | None) -> Outcome:
-        envelope = wire.decode(lease.body)
-        policy = self._registry.task_named(envelope.task).policy_for(envelope)
-        error = Error("TimeoutError", "it ran out of time and does not stop")
-        outcome = self._judge.after_timeout(lease, policy, error)
+        try:
+            envelope = wire.decode(lease.body)
+            policy = self._registry.task_named(envelope.task).policy_for(envelope)
+            outcome = self._judge.after_timeout(lease, policy, STUCK)
+        except BaseException as error:  # as in `run`
+            return _buried(lease, job, error)
         return with_last_words(outcome, job) if isinstance(outcome, Dead) and job is not None else outcome
 
     async def _report(self, attempt: Attempt, ended: Ended, slot: Slot) -> None:
@@ -407,10 +410,10 @@ def _broken(lease: Lease, error: PropolisError) -> Outcome:
     return Broken(describe(error))
 
 
-def _buried(lease: Lease, attempt: Attempt | None, error: BaseException) -> Outcome:
+def _buried(lease: Lease, job: Job | None, error: BaseException) -> Outcome:
     log.error("job %s cannot be judged and is buried", lease.id, exc_info=error)
     buried = Dead(error=describe(error, "".join(traceback.format_exception(error))))
-    return buried if attempt is None else with_last_words(buried, attempt.job)
+    return buried if job is None else with_last_words(buried, job)
 
 
 def _log_failure(attempt: Attempt, ended: Ended) -> None:

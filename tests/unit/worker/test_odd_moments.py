@@ -7,14 +7,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.unit.worker.working import record_of, until, working
+from tests.unit.worker.working import record_of, until, until_state, working
 
 from propolis import App
 from propolis.core.job import Lease, Unknown
 from propolis.core.records import Change, Swap
 from propolis.engines.memory import MemoryEngine
 from propolis.errors import EngineUnavailable, StorageBroken
-from propolis.strategies import fixed, repeat
+from propolis.strategies import dead, fixed, repeat
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines.samples import a_job
 from propolis.values import Filter, Scope, State
@@ -166,3 +166,32 @@ async def test_a_stop_while_a_failure_is_judged_is_no_failure(
     info = await record_of(app, handle.id)
     assert (info.state, info.failures, info.attempts) == (State.READY, 1, 1)
     assert [event.kind for event in info.history] == ["retried", "released"]
+
+
+async def test_a_backoff_that_raises_for_a_stuck_job_stops_no_clock(app: App) -> None:
+    """W.8: it is buried, as one that stops is; no job had a timeout any more."""
+    over = asyncio.Event()
+
+    def backoff(_: int) -> float:
+        raise KeyError("no such attempt")
+
+    @app.task(timeout="10ms", on_timeout=repeat(3, backoff))
+    async def stuck() -> None:
+        while not over.is_set():
+            try:
+                await over.wait()
+            except asyncio.CancelledError:
+                continue
+
+    @app.task(timeout="10ms", on_timeout=dead)
+    async def slow() -> None:
+        await over.wait()
+
+    async with working(app, stuck_after=timedelta(milliseconds=10)):
+        handle = await stuck.aenqueue()
+        await until_state(app, handle.id, State.DEAD)
+        await until_state(app, (await slow.aenqueue()).id, State.DEAD)
+        over.set()
+    error = (await record_of(app, handle.id)).error
+    assert error is not None
+    assert error.type == "KeyError"
