@@ -449,9 +449,13 @@ class Worker:
             await asyncio.sleep(SHOWN_EVERY)
 
     async def _tick_forever(self) -> None:
-        while not self._driven:
-            busy = self.tick()
-            await asyncio.sleep(TICK if busy else IDLE_TICK)
+        try:
+            while not self._driven:
+                busy = self.tick()
+                await asyncio.sleep(TICK if busy else IDLE_TICK)
+        except Exception as error:
+            log.critical("nobody watches the clock any more", exc_info=error)
+            self._fail(f"nobody watches the clock of the jobs any more: {error!r}")
 
     def tick(self) -> bool:
         """Watch the clock for everything that runs; returns whether anything does."""

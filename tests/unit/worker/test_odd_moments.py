@@ -13,7 +13,7 @@ from propolis import App
 from propolis.core.job import Lease, Unknown
 from propolis.core.records import Change, Swap
 from propolis.engines.memory import MemoryEngine
-from propolis.errors import EngineUnavailable, StorageBroken
+from propolis.errors import EngineUnavailable, StorageBroken, WorkerFailed
 from propolis.strategies import dead, fixed, repeat
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines.samples import a_job
@@ -195,3 +195,15 @@ async def test_a_backoff_that_raises_for_a_stuck_job_stops_no_clock(app: App) ->
     error = (await record_of(app, handle.id)).error
     assert error is not None
     assert error.type == "KeyError"
+
+
+async def test_a_clock_that_nobody_watches_ends_the_worker(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gracefully, with an error: else nothing that runs would ever be out of time."""
+
+    def tick(_: Worker) -> bool:
+        raise RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr(Worker, "tick", tick)
+    async with asyncio.timeout(20):
+        with pytest.raises(WorkerFailed, match="a mistake of ours"):
+            await Worker(app, Settings()).run()
