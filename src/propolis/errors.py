@@ -302,6 +302,10 @@ class ChildNotStarted(PropolisError):
         super().__init__(f"no child process could be started for an isolated job: {why}")
 
 
+class NoProcess(ChildNotStarted):
+    """The system makes none just now, for want of memory or numbers: no job is to blame."""
+
+
 class WorkerFailed(PropolisError):
     """A worker cannot go on.  What it had leased is given back; whoever watches over it starts another."""
 

@@ -48,6 +48,7 @@ from propolis.errors import (
     EngineUnavailable,
     FlowBroken,
     LeaseLost,
+    NoProcess,
     NoTransactions,
     PropolisError,
     UnknownTask,
@@ -161,7 +162,7 @@ class Runner:
         except asyncio.CancelledError as error:  # while it waited for a place
             return self._judged(attempt, self._stopped(slot, error))
         except PutOff as later:
-            return Ended(outcome=Snoozed(later.delay, asked=False))
+            return _snoozed(later)
         except LeaseLost:
             return Ended()
         except EngineError as error:
@@ -247,8 +248,8 @@ class Runner:
             ended = self._stopped(slot, error)
         except ChildCrashed as crash:
             return Ended(outcome=self._judge.after_crash(attempt, crash))
-        except PutOff:
-            raise
+        except PutOff as later:
+            return _snoozed(later)
         except Unfit as error:
             raise BrokenPayload(str(error)) from error
         except BaseException as error:  # also SystemExit and the like: nothing that a job raises stops us
@@ -326,8 +327,9 @@ class Runner:
             try:
                 return await self._children.call(job, task.options, slot)
             except ChildNotStarted as error:
-                if not attempt.in_child:
+                if not (attempt.in_child or isinstance(error, NoProcess)):
                     raise
+                log.warning("job %s has to wait for a process: %s", job.id, error)
                 raise PutOff from error
         plain = self._threads.of(slot)
         return await call_around(
@@ -392,6 +394,10 @@ class Runner:
                 log.exception("the hook %s for %s was cancelled", getattr(hook, "__qualname__", hook), event)
             except BaseException:
                 log.exception("the hook %s for %s raised", getattr(hook, "__qualname__", hook), event)
+
+
+def _snoozed(later: PutOff) -> Ended:
+    return Ended(outcome=Snoozed(later.delay, asked=False))
 
 
 def _is_large(value: Any) -> bool:

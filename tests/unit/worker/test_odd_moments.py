@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.worker.test_suspects import lose
 from tests.unit.worker.working import record_of, until, until_state, working
 
 from propolis import App
+from propolis.app.loading import load_app
 from propolis.core.job import Lease, Unknown
 from propolis.core.records import Change, Swap
 from propolis.engines.memory import MemoryEngine
@@ -19,6 +23,7 @@ from propolis.testing.clock import FakeClock
 from propolis.testing.engines.samples import a_job
 from propolis.values import Filter, Scope, State
 from propolis.worker import Settings, Worker
+from propolis.worker.children.processes import Child
 from propolis.worker.sweeping.unknown_tasks import KIND, UnknownTasks, record_name
 
 SOON = timedelta(milliseconds=50)
@@ -207,3 +212,59 @@ async def test_a_clock_that_nobody_watches_ends_the_worker(app: App, monkeypatch
     async with asyncio.timeout(20):
         with pytest.raises(WorkerFailed, match="a mistake of ours"):
             await Worker(app, Settings()).run()
+
+
+# --- where no process can be made ------------------------------------------------------------
+
+
+async def test_nobody_is_buried_because_no_process_can_be_made(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T8: just after the kernel has killed one, memory is short."""
+
+    @app.task
+    async def innocent() -> None: ...
+
+    ran = asyncio.Event()
+    app.on_finished(lambda *_: ran.set())
+    tried = 0
+
+    async def born() -> Child:
+        nonlocal tried
+        tried += 1
+        raise BlockingIOError(errno.EAGAIN, "no process is left")
+
+    monkeypatch.setattr(Child, "born", born)
+    await innocent.aenqueue()
+    await lose(app)
+    async with working(app, app_path="tests.unit.worker.isolated_jobs:app"):
+        async with asyncio.timeout(20):
+            await ran.wait()
+    assert tried > 0
+
+
+async def test_an_isolated_job_waits_until_a_process_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T7: it was a failure of each run, and after the last one the job was dead."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    app = load_app("isolated_jobs:app")
+    await app.aclose()
+    monkeypatch.setattr("propolis.worker.children.suspects.COME_BACK", (0.001, 0.002))
+    born, tried = Child.born, 0
+
+    async def scarce() -> Child:
+        nonlocal tried
+        tried += 1
+        if tried < 3:
+            raise BlockingIOError(errno.EAGAIN, "no process is left")
+        return await born()
+
+    async with working(app) as worker:
+        worker._children._end_idle()  # the first one was made at the start
+        monkeypatch.setattr(Child, "born", scarce)
+        handle = await app.tasks["plain"].aenqueue(1)
+        assert await handle.aresult(timeout="60s") == 42
+    info = await handle.astatus()
+    assert info is not None
+    assert (info.attempts, info.failures) == (1, 0)
+    assert [event.kind for event in info.history] == ["snoozed", "snoozed"]
+    await app.aclose()

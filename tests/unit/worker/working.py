@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from propolis import App
+from propolis.app.registry import Registry
 from propolis.core.job import JobInfo
 from propolis.strategies import fixed, repeat
 from propolis.values import State
@@ -23,7 +24,7 @@ async def work(app: App, **settings: Any) -> Worker:
 
 
 @asynccontextmanager
-async def working(app: App, **settings: Any) -> AsyncIterator[Worker]:
+async def working(app: Registry, **settings: Any) -> AsyncIterator[Worker]:
     """A worker that serves for as long as the block lasts."""
     worker = Worker(app, Settings(**settings))
     running = asyncio.create_task(worker.run())

@@ -25,7 +25,7 @@ from propolis.app.signature import decoder_for
 from propolis.app.task import Options, Task
 from propolis.core import wire
 from propolis.core.job import Done, Lease, Outcome
-from propolis.errors import BadSetting, ChildNotStarted, LeaseLost, OutcomeUnknown
+from propolis.errors import BadSetting, ChildNotStarted, LeaseLost, NoProcess, OutcomeUnknown
 from propolis.worker.attempt import ChildCrashed, RaisedInChild, Slot
 from propolis.worker.children.app_location import AppLocation, Restoring, location_of
 from propolis.worker.children.child_protocol import (
@@ -379,7 +379,10 @@ class ChildPool:
 
     async def _new_child(self) -> Child:
         assert self._location is not None
-        child = await Child.born()
+        try:
+            child = await Child.born()
+        except OSError as error:
+            raise NoProcess(str(error)) from error
         self._children.add(child)
         child.closed.add_done_callback(lambda _: self._children.discard(child))
         try:
