@@ -326,7 +326,7 @@ class Supervisor:
             began = time.monotonic()
             code, replaced = await self._run_one(number)
             if self._stopping.is_set():
-                return CLEAN if code in BY_REQUEST else code
+                return CLEAN if code is None or code in BY_REQUEST else code
             if replaced:
                 continue
             if code == CLEAN and not self._forever:
@@ -336,31 +336,44 @@ class Supervisor:
                 return code
             if time.monotonic() - began > LONG_ENOUGH:
                 backoff = FIRST_BACKOFF
-            if await self._stopped_during_pause(number, code, backoff):
+            how = "could not be made" if code is None else f"ended ({how_it_ended(code)})"
+            if await self._stopped_during_pause(number, how, backoff):
                 return CLEAN
             backoff = min(backoff * 2, LAST_BACKOFF)
 
-    async def _run_one(self, number: int) -> tuple[int, bool]:
-        """Its exit code, and whether it left its place to another."""
-        ready, says_ready = os.pipe()
-        environment = {**os.environ, SUPERVISED: str(says_ready)}
-        process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=PIPE, env=environment, pass_fds=(says_ready,)
-        )
-        os.close(says_ready)
-        log.info("worker process %d is %d", number, process.pid)
-        kept = self._running[number] = Kept(process, ready)
+    async def _run_one(self, number: int) -> tuple[int | None, bool]:
+        """Its exit code (None: it could not be made), and whether it left its place to another."""
+        try:
+            kept = self._running[number] = await self._make_one()
+        except OSError as error:
+            log.error("no process can be made: %s", error)
+            return None, False
+        log.info("worker process %d is %d", number, kept.process.pid)
         if self._stopping.is_set():  # while it was being started
             kept.send(StopOrder.STOP)
         try:
-            return await process.wait(), kept.leaving
+            return await kept.process.wait(), kept.leaving
         finally:
             del self._running[number]
             kept.close()
 
-    async def _stopped_during_pause(self, number: int, code: int, backoff: float) -> bool:
+    async def _make_one(self) -> Kept:
+        ready, says_ready = os.pipe()
+        environment = {**os.environ, SUPERVISED: str(says_ready)}
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command, stdin=PIPE, env=environment, pass_fds=(says_ready,)
+            )
+        except BaseException:
+            os.close(ready)
+            raise
+        finally:
+            os.close(says_ready)
+        return Kept(process, ready)
+
+    async def _stopped_during_pause(self, number: int, how: str, backoff: float) -> bool:
         pause = backoff * random.uniform(0.5, 1.5)  # those that died together do not come back together
-        log.error("worker process %d ended (%s): another in %.1f s", number, how_it_ended(code), pause)
+        log.error("worker process %d %s: another in %.1f s", number, how, pause)
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):
                 await self._stopping.wait()

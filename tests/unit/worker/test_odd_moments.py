@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from propolis.testing.engines.samples import a_job
 from propolis.values import Filter, Scope, State
 from propolis.worker import Settings, Worker
 from propolis.worker.children.processes import Child
+from propolis.worker.supervisor import Supervisor
 from propolis.worker.sweeping.unknown_tasks import KIND, UnknownTasks, record_name
 
 SOON = timedelta(milliseconds=50)
@@ -268,3 +270,32 @@ async def test_an_isolated_job_waits_until_a_process_can_be_made(monkeypatch: py
     assert (info.attempts, info.failures) == (1, 0)
     assert [event.kind for event in info.history] == ["snoozed", "snoozed"]
     await app.aclose()
+
+
+async def test_a_supervisor_waits_until_processes_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = 0
+    make = asyncio.create_subprocess_exec
+
+    async def scarce(*command: Any, **options: Any) -> Any:
+        nonlocal started
+        started += 1
+        if started < 3:
+            raise BlockingIOError(errno.EAGAIN, "no process is left")
+        return await make(*command, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", scarce)
+    monkeypatch.setattr("propolis.worker.supervisor.FIRST_BACKOFF", 0.001)
+    command = [sys.executable, "-c", "pass"]
+    assert await Supervisor(command, 1, grace=timedelta(0), forever=False).run() == 0
+    assert started == 3
+
+
+async def test_a_supervisor_that_waits_for_a_process_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = Supervisor(["never"], 1, grace=timedelta(0))
+
+    async def none_is_left(*_: Any, **__: Any) -> Any:
+        supervisor.stop()
+        raise BlockingIOError(errno.EAGAIN, "no process is left")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", none_is_left)
+    assert await supervisor.run() == 0
