@@ -23,7 +23,7 @@ local CHUNK = 1000  -- how many arguments go into one command: unpack() can take
 -- What a script has written stays written, so none may fail half-way because of what somebody else has written to one of
 -- its keys.  Such a key is set aside, and so is a value in a hash that is no number where one must be: `broken` keeps
 -- why.  Then it is as if it had not been there, and one key stops no queue (L7).
-local native = redis
+local native, type = redis, type
 
 local function set_aside_key(problem, command, key, field)
     local aside = key .. ':broken:' .. format('%.0f', now)
@@ -106,7 +106,7 @@ end
 -- Without the right to do so they find their jobs later: nothing may fail after it was written.
 local function publish_woken()
     for queue in pairs(woken) do
-        pcall(redis.call, 'PUBLISH', of_queue(queue, 'news'), '')
+        native.pcall('PUBLISH', of_queue(queue, 'news'), '')
     end
 end
 
