@@ -31,9 +31,13 @@ def from_us(us: int) -> datetime:
     return EPOCH + timedelta(microseconds=us)
 
 
+EARLIEST_US = to_us(datetime.min.replace(tzinfo=UTC))
+LATEST_US = to_us(datetime.max.replace(tzinfo=UTC))
+
+
 def moment(us: object) -> datetime | None:
-    """None also for what is no time: a foreign hand may have written it."""
-    return from_us(us) if isinstance(us, int) else None
+    """None also for what is no time, or one that no datetime can be: a foreign hand may have written it."""
+    return from_us(us) if isinstance(us, int) and EARLIEST_US <= us <= LATEST_US else None
 
 
 def span_us(span: timedelta) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
-from propolis.core.clock import moment, span_us, to_us
+from propolis.core.clock import EPOCH, moment, span_us, to_us
 from propolis.core.records import KEEP, Change, Record, Refusal, Swapped
 
 
@@ -20,9 +20,10 @@ def moment_us(at: datetime | timedelta | None, now_us: int) -> int | None:
 def record_of(
     kind: str, name: str, value: bytes, version: int, at_us: int | None, expires_us: int | None
 ) -> Record:
-    return Record(
-        kind=kind, name=name, value=value, version=version, at=moment(at_us), expires_at=moment(expires_us)
-    )
+    at = moment(at_us)
+    if at is None and at_us is not None:  # it is seen to, and gets a time that can be read
+        at = EPOCH
+    return Record(kind=kind, name=name, value=value, version=version, at=at, expires_at=moment(expires_us))
 
 
 def change_fields(change: Change, written: Callable[[bytes], object]) -> dict[str, object]:

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from propolis.core.batch import Batch, BatchState, batch_state
-from propolis.core.clock import from_us, moment
+from propolis.core.clock import EARLIEST_US, EPOCH, LATEST_US, moment
 from propolis.core.job import Error, Event, JobInfo, Progress, State
 from propolis.core.protocols import HISTORY_EVENTS, Rule, RuleKind, Scope
 from propolis.core.transitions import Running
+from propolis.engines.shared.damaged import batch_as_opened, decoded
 from propolis.engines.shared.statements import load_statements
 
 SQL = load_statements("sqlite")
 
 EVENTS = msgspec.json.Decoder(list[Event])
 LINES = msgspec.json.Decoder(list[str])
-BATCH = msgspec.json.Decoder(Batch)
 _ERROR = msgspec.json.Decoder(Error)
 _PROGRESS = msgspec.json.Decoder(Progress)
 _json = msgspec.json.Encoder()
-T = TypeVar("T")
 
 
 class LiveJob(Struct):
@@ -74,10 +74,8 @@ class LiveJob(Struct):
 
     @property
     def is_sound(self) -> bool:
-        """Are all of its numbers numbers?"""
-        return all(type(number) is int for number in _NUMBERS(self)) and all(
-            moment is None or type(moment) is int for moment in (self.expires_us, self.started_us)
-        )
+        """Can one calculate with its numbers?"""
+        return are_sound(_NUMBERS(self)) and are_sound([us for us in _MOMENTS(self) if us is not None])
 
     def history_with(self, event: Event | None) -> str | None:
         """The history with one more event, as it is stored."""
@@ -86,8 +84,18 @@ class LiveJob(Struct):
 
 _NUMBERS = attrgetter(
     *("priority", "pos", "due_us", "max_crashes", "chosen", "member", "stepped"),
-    *("attempts", "failures", "losses", "crashes", "fence"),
+    *("attempts", "failures", "losses", "crashes", "fence", "lease_fence", "attempt"),
 )
+_MOMENTS = attrgetter("expires_us", "started_us", "lease_started_us")
+_INTEGERS = {int}
+BOUNDS = {"least": EARLIEST_US, "most": LATEST_US}
+
+
+def are_sound(numbers: Sequence[Any]) -> bool:
+    """Are they integers, and none beyond what a time can be: so that one can calculate with them?"""
+    return not numbers or (
+        {*map(type, numbers)} == _INTEGERS and min(numbers) >= EARLIEST_US and max(numbers) <= LATEST_US
+    )
 
 
 def history_with(history: str | None, event: Event) -> str:
@@ -124,17 +132,8 @@ def text_of(value: Any) -> str:
     return _json.encode(value).decode()
 
 
-def decoded(decoder: msgspec.json.Decoder[T], text: str | None) -> T | None:
-    """What is stored; None where a foreign hand has stored something else: nobody may fail over it (L7)."""
-    try:
-        return decoder.decode(text) if text else None
-    except (msgspec.MsgspecError, UnicodeError, TypeError):
-        return None
-
-
 def batch_of(row: Any) -> Batch:
-    """As it was opened; where that cannot be read, nobody is called back."""
-    return decoded(BATCH, row["body"]) or Batch(id=row["id"], parent=row["parent"], note="it cannot be read")
+    return batch_as_opened(row["body"], row["id"], row["parent"])
 
 
 def _common(row: Any) -> dict[str, Any]:
@@ -146,8 +145,8 @@ def _common(row: Any) -> dict[str, Any]:
         "queue": row["queue"],
         "body": row["body"],
         "priority": row["priority"],
-        "put_at": moment(row["put_us"]) or from_us(0),
-        "due_at": moment(row["due_us"]) or from_us(0),
+        "put_at": moment(row["put_us"]) or EPOCH,
+        "due_at": moment(row["due_us"]) or EPOCH,
         "expires_at": moment(row["expires_us"]),
         "failures": row["failures"],
         "losses": row["losses"],

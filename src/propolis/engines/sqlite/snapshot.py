@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 from propolis.core.batch import BatchStatus
-from propolis.core.clock import from_us, moment
+from propolis.core.clock import EPOCH, moment
 from propolis.core.job import JobInfo, Member, State
 from propolis.core.protocols import COUNTED, Counts, Filter, Page
 from propolis.engines.sqlite.rows import (
@@ -123,7 +123,7 @@ class Snapshot:
             done=row["done"],
             dead=row["dead"],
             cancelled=row["cancelled"],
-            created_at=from_us(row["created_us"]),
+            created_at=moment(row["created_us"]) or EPOCH,
             finished_at=moment(row["finished_us"]),
             keep_until=moment(row["keep_us"]),
             parent=opened.parent,

@@ -239,23 +239,24 @@ DELETE FROM propolis_running WHERE seq IN (SELECT value FROM json_each(:seqs));
 DELETE FROM propolis_job WHERE seq IN (SELECT value FROM json_each(:seqs));
 
 -- name: mend_job
--- What a foreign hand, or a bit that has flipped, has made into something else becomes a number again.
+-- What a foreign hand, or a bit that has flipped, has made into something else becomes a number
+-- again, from :least to :most.
 UPDATE propolis_job SET
-    priority = CASE typeof(priority) WHEN 'integer' THEN priority ELSE 0 END,
-    pos = CASE typeof(pos) WHEN 'integer' THEN pos ELSE seq END,
-    put_us = CASE typeof(put_us) WHEN 'integer' THEN put_us ELSE :now_us END,
-    due_us = CASE typeof(due_us) WHEN 'integer' THEN due_us ELSE :now_us END,
-    max_crashes = CASE typeof(max_crashes) WHEN 'integer' THEN max_crashes ELSE 1 END,
-    chosen = CASE typeof(chosen) WHEN 'integer' THEN chosen ELSE 0 END,
-    member = CASE typeof(member) WHEN 'integer' THEN member ELSE 0 END,
-    stepped = CASE typeof(stepped) WHEN 'integer' THEN stepped ELSE 0 END,
-    attempts = CASE typeof(attempts) WHEN 'integer' THEN attempts ELSE 0 END,
-    failures = CASE typeof(failures) WHEN 'integer' THEN failures ELSE 0 END,
-    losses = CASE typeof(losses) WHEN 'integer' THEN losses ELSE 0 END,
-    crashes = CASE typeof(crashes) WHEN 'integer' THEN crashes ELSE 0 END,
-    fence = CASE typeof(fence) WHEN 'integer' THEN fence ELSE 0 END,
-    expires_us = CASE typeof(expires_us) WHEN 'integer' THEN expires_us END,
-    started_us = CASE typeof(started_us) WHEN 'integer' THEN started_us END
+    priority = CASE WHEN typeof(priority) = 'integer' AND priority BETWEEN :least AND :most THEN priority ELSE 0 END,
+    pos = CASE WHEN typeof(pos) = 'integer' AND pos BETWEEN :least AND :most THEN pos ELSE seq END,
+    put_us = CASE WHEN typeof(put_us) = 'integer' AND put_us BETWEEN :least AND :most THEN put_us ELSE :now_us END,
+    due_us = CASE WHEN typeof(due_us) = 'integer' AND due_us BETWEEN :least AND :most THEN due_us ELSE :now_us END,
+    max_crashes = CASE WHEN typeof(max_crashes) = 'integer' AND max_crashes BETWEEN :least AND :most THEN max_crashes ELSE 1 END,
+    chosen = CASE WHEN typeof(chosen) = 'integer' AND chosen BETWEEN :least AND :most THEN chosen ELSE 0 END,
+    member = CASE WHEN typeof(member) = 'integer' AND member BETWEEN :least AND :most THEN member ELSE 0 END,
+    stepped = CASE WHEN typeof(stepped) = 'integer' AND stepped BETWEEN :least AND :most THEN stepped ELSE 0 END,
+    attempts = CASE WHEN typeof(attempts) = 'integer' AND attempts BETWEEN :least AND :most THEN attempts ELSE 0 END,
+    failures = CASE WHEN typeof(failures) = 'integer' AND failures BETWEEN :least AND :most THEN failures ELSE 0 END,
+    losses = CASE WHEN typeof(losses) = 'integer' AND losses BETWEEN :least AND :most THEN losses ELSE 0 END,
+    crashes = CASE WHEN typeof(crashes) = 'integer' AND crashes BETWEEN :least AND :most THEN crashes ELSE 0 END,
+    fence = CASE WHEN typeof(fence) = 'integer' AND fence BETWEEN :least AND :most THEN fence ELSE 0 END,
+    expires_us = CASE WHEN typeof(expires_us) = 'integer' AND expires_us BETWEEN :least AND :most THEN expires_us END,
+    started_us = CASE WHEN typeof(started_us) = 'integer' AND started_us BETWEEN :least AND :most THEN started_us END
  WHERE seq = :seq;
 
 -- name: update_job

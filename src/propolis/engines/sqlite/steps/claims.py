@@ -9,10 +9,10 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from propolis.core.clock import from_us, span_us
+from propolis.core.clock import LATEST_US, from_us, span_us
 from propolis.core.job import Lease, State
 from propolis.core.protocols import BITE, Scope
-from propolis.engines.sqlite.rows import text_of
+from propolis.engines.sqlite.rows import are_sound, text_of
 from propolis.engines.sqlite.steps import removals
 from propolis.engines.sqlite.steps.rulebook import Rulebook
 from propolis.engines.sqlite.steps.settling import end_unplaced, job_by_number, shelve
@@ -23,7 +23,7 @@ GROUPS_AT_ONCE = 100  # of jobs that were set aside, in one look whether some of
 _HIGHEST = 1 << 40
 _PRIORITY = itemgetter(0)
 _EXPIRES = itemgetter(13)
-_NUMBERS = (6, 7, 8, 9, 10, 11, 15)  # attempts, failures, losses, crashes, fence, put_us, plain
+_NUMBERS = itemgetter(6, 7, 8, 9, 10, 11, 15)  # attempts, failures, losses, crashes, fence, put_us, plain
 _NAMES = itemgetter(4, 14)  # task and key, in a row of `line`
 
 
@@ -142,7 +142,7 @@ class Claim:
         before = len(self.leases)
         try:
             self._start(queue, rows, "ready")
-        except TypeError:  # one of them is broken, and nothing was written yet
+        except (TypeError, OverflowError):  # one of them is broken, and nothing was written yet
             del self.leases[before:]
             return False
         self._leave_line(queue, rows)
@@ -157,7 +157,7 @@ class Claim:
 
     def _ends(self, queue: str, row: Any) -> str | None:
         """Why it does not start: it is broken, has expired, or was removed and is only still there."""
-        if not all(type(row[n]) is int for n in _NUMBERS) or not isinstance(row[13], int | None):
+        if not are_sound(_NUMBERS(row)) or not (row[13] is None or are_sound(row[13:14])):
             return "broken"
         if row[13] is not None and row[13] <= self._work.now_us:
             return "expired"
@@ -224,7 +224,7 @@ class Claim:
             if row[11] != put_us:
                 put_us, put_at = row[11], from_us(row[11])
             batch, expires_us, _, plain, saved = row[12:]
-            fence = last + 1 if last >= now_us else now_us
+            fence = _after(last) if last >= now_us else now_us
             whose = (job_id, fence, task, queue, body, attempts + 1, failures, crashes, until, put_at)
             lease(Lease(*whose, holder, losses, batch, saved, seq))
             if expires_us is not None:
@@ -236,3 +236,9 @@ class Claim:
         work.move(queue, source, "running", len(rows))
         for (task, key), n in Counter(map(_NAMES, rows)).items():
             work.count_started(task, key, n)
+
+
+def _after(last: int) -> int:
+    if last > LATEST_US:
+        raise OverflowError(last)
+    return last + 1

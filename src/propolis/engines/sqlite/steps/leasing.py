@@ -10,7 +10,8 @@ from propolis.core.clock import from_us, span_us
 from propolis.core.envelope import Envelope
 from propolis.core.job import Lease
 from propolis.core.protocols import LOG_LINES, Note, Renewal
-from propolis.engines.sqlite.rows import LINES, decoded, text_of
+from propolis.engines.shared.damaged import decoded
+from propolis.engines.sqlite.rows import LINES, text_of
 from propolis.engines.sqlite.steps.claims import Claim
 from propolis.engines.sqlite.steps.lines import promote
 from propolis.engines.sqlite.steps.puts import put

@@ -11,7 +11,7 @@ from typing import Any
 from propolis.core.clock import span_us
 from propolis.core.job import Dead, Done, Error, Lease, Member, Outcome, State
 from propolis.core.transitions import Step, settled
-from propolis.engines.sqlite.rows import LiveJob, one, text_of
+from propolis.engines.sqlite.rows import BOUNDS, LiveJob, one, text_of
 from propolis.engines.sqlite.steps.arrivals import emit
 from propolis.engines.sqlite.steps.batches import open_batch, step_batch
 from propolis.engines.sqlite.steps.lines import place, unplace
@@ -119,9 +119,9 @@ def live_job(work: Work, job_id: str) -> LiveJob:
 
 def shelve(work: Work, job: LiveJob, source: str) -> None:
     """What cannot be read stops nobody: it ends as broken, and what can be read of it is kept (L7)."""
-    work.run("mend_job", seq=job.seq, now_us=work.now_us)
+    work.run("mend_job", seq=job.seq, now_us=work.now_us, **BOUNDS)
     mended = job_by_number(work, job.seq)
-    error = Error("BrokenRow", "its row in propolis_job held something else than numbers")
+    error = Error("BrokenRow", "its row in propolis_job held what is no number, or none that can be")
     end_unplaced(work, mended, source, State.DEAD, work.retention.dead_for, "broken", error)
 
 
