@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from datetime import timedelta
 
+import asyncpg
 import pytest
 import pytest_asyncio
 
@@ -123,3 +124,22 @@ async def test_what_was_scheduled_is_shifted_in_bites(engine: PostgresEngine, cl
     assert await take(engine) == {}
     clock.advance(LOOK)
     assert len(await take(engine)) == 25
+
+
+async def test_a_history_that_cannot_be_read_keeps_no_delay_from_following(
+    engine: PostgresEngine, clock: FakeClock, postgres_url: str, schema: str
+) -> None:
+    """L7: nor a sweep from its other work."""
+    damages = ['"junk"', "7", "{}", "[]", '[["junk"]]', "[[1e300]]", "[7]", "null"]
+    await engine.put([a_job(id=f"{n}", delay_ms=3 * 3600_000) for n in range(len(damages) + 1)])
+    connection = await asyncpg.connect(postgres_url)
+    for n, damage in enumerate(damages):
+        await connection.execute(f"UPDATE \"{schema}\".scheduled SET history = '{damage}' WHERE id = '{n}'")
+    await connection.close()
+    clock.advance(2 * HOUR)
+    await engine.sweep(by="me")
+    clock.set_back(HOUR)
+    for _ in range(3):
+        await engine.sweep(by="me")
+    clock.advance(HOUR)
+    assert len(await take(engine)) == len(damages) + 1

@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import count, repeat
+from typing import Any
 
 import msgspec
 
-from propolis.core.batch import Batch, BatchStatus, batch_state
-from propolis.core.clock import from_us, moment
+from propolis.core.batch import BatchStatus, batch_state
+from propolis.core.clock import EPOCH, from_us, moment, to_us
 from propolis.core.job import Error, Event, JobInfo, Lease, Progress, State
 from propolis.core.protocols import Counts, Durability, Renewal
 from propolis.engines.postgres.client import Row, SchemaRefused, session_of
+from propolis.engines.shared.damaged import batch_as_opened, decoded
 from propolis.errors import BadSetting, BatchSealed, EngineUnavailable, PropolisError, QueueFull, UnknownBatch
 
+BROKEN_ROW = Error("BrokenRow", "its row held a number that no job can have")
 _error = msgspec.json.Decoder(Error)
 _progress = msgspec.json.Decoder(Progress)
-_batch = msgspec.json.Decoder(Batch)
+_history = msgspec.json.Decoder(list[tuple[int, str, int, int, str, Any]])
 
 
-def leases_of(row: Row, until: datetime, holder: str) -> list[Lease]:
-    """Those of one row of an answer, which are of one queue."""
+def leases_of(row: Mapping[str, Any], until: datetime, holder: str) -> list[Lease]:
+    """Those of one row of an answer, which are of one queue; what is no time in it raises."""
     queue, number, fences = row["queue"], row["number"], row["fences"]
     moments = {us: from_us(us) for us in set(row["puts_us"])}  # jobs that were put together share one
     if number is not None:
@@ -48,6 +51,22 @@ def leases_of(row: Row, until: datetime, holder: str) -> list[Lease]:
     ]
 
 
+def claimed(rows: Sequence[Row], until: datetime, holder: str) -> tuple[list[Lease], list[Lease]]:
+    """The leases of an answer, and those of jobs to be shelved: when they were put cannot be read (L7)."""
+    claims = [row for row in rows if row["ids"] is not None]
+    try:
+        return [lease for row in claims for lease in leases_of(row, until, holder)], []
+    except (OverflowError, TypeError):
+        pass
+    leases: tuple[list[Lease], list[Lease]] = [], []
+    for row in claims:
+        puts = [moment(us) for us in row["puts_us"]]
+        mended = {**dict(row), "puts_us": [to_us(at or EPOCH) for at in puts]}
+        for lease, at in zip(leases_of(mended, until, holder), puts, strict=True):
+            leases[at is None].append(lease)
+    return leases
+
+
 def holders_of(leases: Sequence[Lease]) -> list[str]:
     """One for all of them if that is true, as for the leases of one worker."""
     holders = [lease.holder for lease in leases]
@@ -70,16 +89,16 @@ def flags_of(asked: Sequence[str], rows: Sequence[Row]) -> list[bool]:
 def job_info(row: Row) -> JobInfo:
     parked = row["state"] == "parked"
     state = State.READY if parked else State(row["state"])
-    history = msgspec.json.decode(row["history"]) if row["history"] else ()
+    history = decoded(_history, row["history"]) or ()
     return JobInfo(
         id=row["id"],
         task=row["task"],
         queue=row["queue"],
         state=state,
         body=row["body"],
-        priority=-row["rank"],
-        put_at=from_us(row["put_us"]),
-        due_at=from_us(row["due_us"]),
+        priority=-(row["rank"] or 0),
+        put_at=moment(row["put_us"]) or EPOCH,
+        due_at=moment(row["due_us"]) or EPOCH,
         expires_at=moment(row["expires_us"]),
         attempts=row["attempts"],
         failures=row["failures"],
@@ -94,7 +113,7 @@ def job_info(row: Row) -> JobInfo:
         ended_at=moment(row["ended_us"]),
         keep_until=moment(row["keep_us"]),
         reason=row["reason"],
-        error=_error.decode(row["error"]) if row["error"] else None,
+        error=decoded(_error, row["error"]),
         result=row["result"],
         unique=row["unique_key"],
         key=row["limit_key"],
@@ -102,9 +121,9 @@ def job_info(row: Row) -> JobInfo:
         member=row["member"],
         checkpoint=row["checkpoint"],
         began=bool(row["began"]),
-        progress=_progress.decode(row["progress"]) if row["progress"] else None,
+        progress=decoded(_progress, row["progress"]),
         log=tuple(row["log"] or ()),
-        history=tuple(Event(from_us(us), *rest) for us, *rest in history),
+        history=tuple(Event(moment(us) or EPOCH, *rest) for us, *rest in history),
     )
 
 
@@ -120,11 +139,11 @@ def batch_status(row: Row) -> BatchStatus:
         retrying=row["retrying"],
         running=row["running"],
         **counts,
-        created_at=from_us(row["created_us"]),
+        created_at=moment(row["created_us"]) or EPOCH,
         finished_at=moment(row["finished_us"]),
         keep_until=moment(row["keep_us"]),
         parent=row["parent"],
-        note=_batch.decode(row["body"]).note,
+        note=batch_as_opened(row["body"], row["id"]).note,
     )
 
 

@@ -116,6 +116,11 @@ def gave_up(error: BaseException | None) -> bool:
     return getattr(error, "sqlstate", None) in _GAVE_UP
 
 
+def is_of_data(error: BaseException | None) -> bool:
+    """Whether a statement has met a value with which it cannot go on: it is out of range, or missing."""
+    return str(getattr(error, "sqlstate", None)).startswith(("22", "23"))
+
+
 def lacks_rights(error: BaseException | None) -> bool:
     return getattr(error, "sqlstate", None) == _NO_RIGHTS
 

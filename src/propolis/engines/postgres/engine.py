@@ -20,7 +20,7 @@ from propolis.core.batch import Batch, BatchStatus
 from propolis.core.clock import Clock, from_us, span_until, span_us, to_us
 from propolis.core.duration import Duration, duration
 from propolis.core.envelope import Envelope, is_plain
-from propolis.core.job import JobInfo, Lease, Member, Outcome, State
+from propolis.core.job import Broken, JobInfo, Lease, Member, Outcome, State
 from propolis.core.protocols import (
     COUNTED,
     EVERY_SCOPE,
@@ -42,7 +42,9 @@ from propolis.core.records import Read, ReadOptions, Swap, Swapped, check_read, 
 from propolis.core.transitions import RETENTION, Retention
 from propolis.engines.address import Address
 from propolis.engines.postgres.answers import (
+    BROKEN_ROW,
     batch_status,
+    claimed,
     complaint_of,
     counts_of,
     durability_of,
@@ -51,7 +53,6 @@ from propolis.engines.postgres.answers import (
     holding_of,
     identity_of,
     job_info,
-    leases_of,
     refusal_of,
     renewal_of,
 )
@@ -62,9 +63,11 @@ from propolis.engines.postgres.client import (
     PostgresLink,
     Row,
     SchemaRefused,
+    is_of_data,
     session_of,
 )
 from propolis.engines.postgres.drafts import (
+    ClaimTerms,
     batch_draft,
     draft_of,
     extras_of_all,
@@ -433,16 +436,33 @@ class PostgresEngine(FromExchange, PostgresFeeds):
         limit: int | None = None,
         tasks: Sequence[str] = (),
     ) -> Exchange:
+        claim = ClaimTerms(wants, span, holder, sum(wants.values()) if limit is None else limit, tasks)
+        while True:
+            try:
+                return await self._now_or_apart(outcomes, claim)
+            except EngineError as error:
+                ids = [lease.id for lease, _ in outcomes]
+                if not is_of_data(error.__cause__) or not await self._shelve_unsound(ids, list(wants)):
+                    raise
+
+    async def _shelve_unsound(self, ids: list[str], queues: list[str]) -> bool:
+        """Whether there were jobs over which an exchange, which changed nothing, has failed (L7)."""
+        shelved = await self._answer("shelve_unsound", self._at(), ids, queues, self._keeps[0])
+        if shelved:
+            log.error("jobs that hold numbers which no job can have are broken: %s", ", ".join(shelved))
+        return bool(shelved)
+
+    async def _now_or_apart(self, outcomes: Sequence[tuple[Lease, Outcome]], claim: ClaimTerms) -> Exchange:
         if not self._later or not any(identity_of(lease) in self._later for lease, _ in outcomes):
             try:
-                return await self._exchange(outcomes, wants, span, holder, limit, tasks)
+                return await self._exchange(outcomes, claim)
             except Busy as busy:
                 if not outcomes:
                     raise
                 log.warning("an outcome is recorded later: %s", busy)
         settled = await self._settle_apart(outcomes)
         try:
-            leases = (await self._exchange((), wants, span, holder, limit, tasks)).leases if wants else []
+            leases = (await self._exchange((), claim)).leases if claim.wants else []
         except EngineError as error:  # what is settled stands
             log.warning("nothing was leased: %s", error)
             leases = []
@@ -465,15 +485,8 @@ class PostgresEngine(FromExchange, PostgresFeeds):
         self._later.update(identity_of(lease) for lease in settled.later)
         return settled
 
-    async def _exchange(
-        self,
-        outcomes: Sequence[tuple[Lease, Outcome]],
-        wants: Mapping[str, int],
-        span: timedelta,
-        holder: str,
-        limit: int | None,
-        tasks: Sequence[str],
-    ) -> Exchange:
+    async def _exchange(self, outcomes: Sequence[tuple[Lease, Outcome]], claim: ClaimTerms) -> Exchange:
+        wants, span, holder, limit, tasks = claim
         self._waiters.looked(wants)
         settled = [lease for lease, _ in outcomes]
         texts = await written_down(outcomes, lambda: outcome_texts(outcomes))
@@ -487,7 +500,7 @@ class PostgresEngine(FromExchange, PostgresFeeds):
             list(wants.values()),
             *self._floors.of(wants),
             list(tasks),
-            sum(wants.values()) if limit is None else limit,
+            limit,
             span_in_us,
             holder,
             *self._keeps,
@@ -500,10 +513,10 @@ class PostgresEngine(FromExchange, PostgresFeeds):
             del rows[-1]
         self._floors.learn(wants, rows, limit, header["now_us"])
         until = from_us(header["now_us"] + span_in_us)
-        return Exchange(
-            [settled[n - 1] for n in header["lost"] or ()],
-            [lease for row in rows if row["ids"] is not None for lease in leases_of(row, until, holder)],
-        )
+        leases, unreadable = claimed(rows, until, holder)
+        if unreadable:
+            await self.settle([(lease, Broken(BROKEN_ROW)) for lease in unreadable])
+        return Exchange([settled[n - 1] for n in header["lost"] or ()], leases)
 
     async def renew(self, leases: Sequence[Lease], *, span: timedelta) -> list[Renewal]:
         rows = await self._write(

@@ -39,6 +39,9 @@ SELECT now_us, lost, queue, number, numbers, fences, ids, tasks, bodies, puts_us
        pos, checkpoints, losses
   FROM propolis_f.exchange($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19);
 
+-- name: shelve_unsound
+SELECT propolis_f.shelve_unsound($1, $2, $3, $4);
+
 -- name: renew
 SELECT n, new_end, asked FROM propolis_f.renew($1, $2, $3, $4, $5, $6);
 

@@ -163,14 +163,18 @@ END $$;
 CREATE FUNCTION call_back(t terms, b family, what text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF b.calls ? what THEN
-        PERFORM add_job(t, drafted(b.calls->what, t.now_us), true);
-        PERFORM wake(b.calls->what->>'queue');
+        BEGIN
+            PERFORM add_job(t, drafted(b.calls->what, t.now_us), true);
+            PERFORM wake(b.calls->what->>'queue');
+        EXCEPTION WHEN data_exception OR not_null_violation THEN  -- its callback cannot be read, and its members end all the same
+            RAISE WARNING USING errcode = 'PP006', message = format('batch %s could not call back: %s', b.id, sqlerrm);
+        END;
     END IF;
 END $$;
 
 CREATE FUNCTION finish_batch(t terms, b family) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    UPDATE batch SET finished_us = t.now_us, keep_us = t.now_us + b.keep_for_us WHERE id = b.id;
+    UPDATE batch SET finished_us = t.now_us, keep_us = t.now_us + least(b.keep_for_us, 3155760000000000) WHERE id = b.id;  -- a century, if that can be
     IF b.dead + b.cancelled = 0 THEN
         PERFORM call_back(t, b, 'on_succeeded');
     END IF;
@@ -266,8 +270,8 @@ LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
       FROM batch AS b, LATERAL (
            SELECT coalesce(sum(y.n), 0)::integer AS n, coalesce(sum(y.joined), 0)::integer AS joined
              FROM batch_tally AS y WHERE y.batch = b.id) AS t, LATERAL (
-           SELECT count(*) FILTER (WHERE NOT l.running AND l.failures + l.crashes + coalesce(l.losses, 0) = 0) AS enqueued,
-                  count(*) FILTER (WHERE NOT l.running AND l.failures + l.crashes + coalesce(l.losses, 0) > 0) AS retrying,
+           SELECT count(*) FILTER (WHERE NOT l.running AND greatest(l.failures, l.crashes, l.losses) = 0) AS enqueued,
+                  count(*) FILTER (WHERE NOT l.running AND greatest(l.failures, l.crashes, l.losses) > 0) AS retrying,
                   count(*) FILTER (WHERE l.running) AS running
              FROM live() AS l WHERE l.batch = b.id AND l.seq > b.born AND l.stepped IS NOT TRUE) AS m
      WHERE (of_id IS NULL OR b.id = of_id) AND (after IS NULL OR b.id > after)

@@ -111,7 +111,11 @@ DECLARE
 BEGIN
     FOR c IN SELECT number FROM chunk WHERE until_us <= t.now_us ORDER BY fence, number FOR UPDATE SKIP LOCKED LOOP
         EXIT WHEN most <= 0;
-        most := most - break_out(c);
+        BEGIN
+            most := most - break_out(c);
+        EXCEPTION WHEN data_exception OR integrity_constraint_violation THEN
+            PERFORM part_failed('break out chunk ' || c, sqlerrm);
+        END;
     END LOOP;
 END $$;
 

@@ -4,10 +4,10 @@ CREATE FUNCTION live(r records, now_us bigint) RETURNS boolean LANGUAGE sql IMMU
     SELECT r.version IS NOT NULL AND (r.expires_us IS NULL OR r.expires_us > now_us)
 $$;
 
--- A version for records of which the newest has `last`.
+-- A version for records of which the newest has `last`, if that can be one.
 CREATE FUNCTION next_version(now_us bigint, last bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    drawn bigint := greatest(nextval('record_version'), now_us, last + 1);
+    drawn bigint := greatest(nextval('record_version'), now_us, CASE WHEN last < 9007199254740992 THEN last + 1 END);
 BEGIN
     RETURN setval('record_version', drawn);
 END $$;

@@ -438,3 +438,96 @@ CREATE FUNCTION settle_lent(
     SELECT settle_all((moment(at), dead_us, cancelled_us)::terms, ARRAY[of_number], ARRAY[of_id], ARRAY[of_fence],
                       ARRAY[of_holder], ARRAY[outcome], false) = '{}'
 $$;
+
+-- Jobs of which a column holds what no job has, because a foreign hand or a flipped bit has put it there (L7).  Nobody looks for
+-- them: only where something has failed over one they are searched for, and go to the shelf.
+
+CREATE FUNCTION is_moment(us bigint) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT us BETWEEN -62135596800000000 AND 253402300799999999  -- the years 1 to 9999
+$$;
+
+-- Can one calculate with its numbers?
+CREATE FUNCTION is_sound(j job) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(
+        is_moment(j.put_us) AND is_moment(j.due_us) AND is_moment(coalesce(j.expires_us, 0)) AND is_moment(coalesce(j.started_us, 0))
+        AND j.rank IS NOT NULL AND j.task IS NOT NULL AND j.body IS NOT NULL AND (j.batch IS NULL OR j.member IS NOT NULL)
+        AND coalesce(j.fence, 0) BETWEEN 0 AND 9007199254740992 AND j.max_crashes >= 0 AND j.attempts BETWEEN 0 AND 1000000000
+        AND j.failures BETWEEN 0 AND 1000000000 AND j.crashes BETWEEN 0 AND 1000000000 AND coalesce(j.losses, 0) BETWEEN 0 AND 1000000000,
+        false)
+$$;
+
+-- The same job with numbers that can be; what can be read of it stays.
+CREATE FUNCTION mended(t terms, j job) RETURNS job LANGUAGE plpgsql AS $$
+BEGIN
+    j.put_us := CASE WHEN is_moment(j.put_us) THEN j.put_us ELSE t.now_us END;
+    j.due_us := CASE WHEN is_moment(j.due_us) THEN j.due_us ELSE t.now_us END;
+    j.expires_us := CASE WHEN is_moment(j.expires_us) THEN j.expires_us END;
+    j.started_us := CASE WHEN is_moment(j.started_us) THEN j.started_us END;
+    j.rank := coalesce(j.rank, 0);
+    j.member := coalesce(j.member, 0);
+    j.fence := CASE WHEN j.fence BETWEEN 0 AND 9007199254740992 THEN j.fence END;
+    j.max_crashes := CASE WHEN j.max_crashes >= 0 THEN j.max_crashes ELSE 1 END;
+    j.attempts := CASE WHEN j.attempts BETWEEN 0 AND 1000000000 THEN j.attempts ELSE 0 END;
+    j.failures := CASE WHEN j.failures BETWEEN 0 AND 1000000000 THEN j.failures ELSE 0 END;
+    j.crashes := CASE WHEN j.crashes BETWEEN 0 AND 1000000000 THEN j.crashes ELSE 0 END;
+    j.losses := CASE WHEN j.losses BETWEEN 0 AND 1000000000 THEN j.losses END;
+    RETURN j;
+END $$;
+
+-- Shelve those of these live jobs that are not sound; gives their ids.
+CREATE FUNCTION shelve(t terms, ids text[]) RETURNS text[] LANGUAGE plpgsql AS $$
+DECLARE
+    shelved text[] := '{}';
+    job_id text;
+    j job;
+BEGIN
+    FOREACH job_id IN ARRAY ARRAY(SELECT s.id FROM shown(ids) AS s WHERE s.state IN ('ready', 'parked', 'running') AND NOT is_sound(s)) LOOP
+        PERFORM break_out_job(job_id);
+        FOREACH j IN ARRAY unplace_all(ARRAY[job_id]) || unrun(ARRAY(SELECT number FROM running WHERE id = job_id)) LOOP
+            PERFORM end_job(t, mended(t, j), 'dead', t.dead_us, 'broken',
+                            '{"type":"BrokenRow","message":"its row held a number that no job can have"}');
+            shelved := shelved || job_id;
+        END LOOP;
+    END LOOP;
+    RETURN shelved;
+END $$;
+
+-- The same after a part of a sweep has failed: it may go on where that has shelved something.
+CREATE FUNCTION shelve_for(part text, code text, why text, t terms, ids text[]) RETURNS text[] LANGUAGE plpgsql AS $$
+DECLARE
+    shelved text[] := '{}';
+BEGIN
+    IF code LIKE '22%' OR code LIKE '23%' THEN
+        shelved := shelve(t, ids);
+    END IF;
+    IF shelved = '{}' THEN
+        PERFORM part_failed(part, why);
+    END IF;
+    RETURN shelved;
+EXCEPTION WHEN OTHERS THEN
+    PERFORM part_failed(part, sqlerrm);
+    RETURN '{}';
+END $$;
+
+-- The same after an exchange has failed: those that it was to settle, and those that it may have met in these queues.
+CREATE FUNCTION shelve_unsound(at bigint, of_ids text[], queues text[], dead_us bigint) RETURNS text[]
+LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    t terms := (moment(at), dead_us, 0);
+    of_queue text;
+BEGIN
+    FOREACH of_queue IN ARRAY queues LOOP
+        of_ids := of_ids
+            || ARRAY(SELECT id FROM ready WHERE queue = of_queue ORDER BY rank, pos LIMIT 2 * bite())
+            || ARRAY(SELECT id FROM held WHERE queue = of_queue ORDER BY hold_scope, hold_name, rank, pos LIMIT 2 * bite())
+            || ARRAY(SELECT id FROM scheduled WHERE queue = of_queue AND due_us <= t.now_us ORDER BY due_us, seq LIMIT bite());
+    END LOOP;
+    RETURN shelve(t, of_ids);
+END $$;
+
+-- The jobs whose leases nobody renewed, oldest first; none of them is a member of a chunk any more.
+CREATE FUNCTION lost_ids(t terms, most integer) RETURNS text[] LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM break_out_lost(t, most);
+    RETURN ARRAY(SELECT id FROM running WHERE until_us <= t.now_us ORDER BY fence, seq LIMIT most);
+END $$;

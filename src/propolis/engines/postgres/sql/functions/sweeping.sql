@@ -118,7 +118,7 @@ BEGIN
     -- Those that may end, one by one: somebody may hold what their ends need.
     FOR ending, job_id IN
         SELECT number, id FROM running
-         WHERE number = ANY (numbers) AND (cancel OR coalesce(losses, 0) + 1 >= 10) ORDER BY fence, seq
+         WHERE number = ANY (numbers) AND (cancel OR losses >= 9) ORDER BY fence, seq
     LOOP
         numbers := array_remove(numbers, ending);
         BEGIN
@@ -190,11 +190,17 @@ BEGIN
     removed := 0;
     todo := to_sweep(t, dead_max);
     IF todo.due THEN
-        BEGIN
-            promoted := promote(t, NULL, most, 0);
-        EXCEPTION WHEN OTHERS THEN
-            PERFORM part_failed('promote jobs', sqlerrm);
-        END;
+        FOR round IN 1..2 LOOP  -- after the first, what cannot be promoted is on the shelf
+            BEGIN
+                promoted := promote(t, NULL, most, 0);
+                EXIT;
+            EXCEPTION WHEN OTHERS THEN
+                ids := shelve_for('promote jobs', sqlstate, sqlerrm, t, ARRAY(
+                    SELECT id FROM scheduled WHERE due_us <= t.now_us ORDER BY due_us, seq LIMIT most));
+            END;
+            ended_ids := ended_ids || ids;
+            EXIT WHEN ids = '{}';
+        END LOOP;
     END IF;
     IF todo.ending THEN
         BEGIN
@@ -202,18 +208,29 @@ BEGIN
         EXCEPTION WHEN OTHERS THEN
             PERFORM part_failed('lock batches', sqlerrm);
         END;
-        BEGIN
-            SELECT r.n, r.ended_ids INTO reaped, ended_ids FROM reap(t, most) AS r;
-        EXCEPTION WHEN OTHERS THEN
-            PERFORM part_failed('reap leases', sqlerrm);
-        END;
-        BEGIN
-            ids := expire_these(t, late(t, most));  -- with those that were reaped
-            expired := cardinality(ids);
+        FOR round IN 1..2 LOOP
+            BEGIN
+                SELECT r.n, r.ended_ids INTO reaped, ids FROM reap(t, most) AS r;
+                ended_ids := ended_ids || ids;
+                EXIT;
+            EXCEPTION WHEN OTHERS THEN
+                ids := shelve_for('reap leases', sqlstate, sqlerrm, t, lost_ids(t, most));
+            END;
             ended_ids := ended_ids || ids;
-        EXCEPTION WHEN OTHERS THEN
-            PERFORM part_failed('end jobs that have expired', sqlerrm);
-        END;
+            EXIT WHEN ids = '{}';
+        END LOOP;
+        FOR round IN 1..2 LOOP
+            BEGIN
+                ids := expire_these(t, late(t, most));  -- with those that were reaped
+                expired := cardinality(ids);
+                ended_ids := ended_ids || ids;
+                EXIT;
+            EXCEPTION WHEN OTHERS THEN
+                ids := shelve_for('end jobs that have expired', sqlstate, sqlerrm, t, late(t, most));
+            END;
+            ended_ids := ended_ids || ids;
+            EXIT WHEN ids = '{}';
+        END LOOP;
     END IF;
     IF todo.counts THEN
         BEGIN
@@ -313,7 +330,7 @@ CREATE FUNCTION lock_ending(t terms, ids text[]) RETURNS void LANGUAGE plpgsql A
 DECLARE
     names text[] := ARRAY(
         SELECT batch FROM running
-         WHERE until_us <= t.now_us AND batch IS NOT NULL AND (cancel OR losses + 1 >= 10 OR expires_us <= t.now_us)
+         WHERE until_us <= t.now_us AND batch IS NOT NULL AND (cancel OR losses >= 9 OR expires_us <= t.now_us)
         UNION
         SELECT batch FROM waiting() WHERE id = ANY (ids) AND batch IS NOT NULL);
 BEGIN
@@ -463,7 +480,8 @@ BEGIN
         RETURN;
     END IF;
     now_us := greatest(at_us, w.looked_us);  -- where it has gone back again since, the next step shifts these once more
-    FOR r IN SELECT id, due_us, seq, fence, attempts, body, history, coalesce((history->-1->>0)::bigint, put_us) AS counted_us,
+    FOR r IN SELECT id, due_us, seq, fence, attempts, body, history, 
+                    CASE WHEN history->-1->>0 ~ '^[0-9]{1,18}$' THEN (history->-1->>0)::bigint ELSE put_us END AS counted_us,
                     coalesce(history->-1->>1 = 'rescheduled', false) AS rescheduled
                FROM scheduled WHERE (due_us, seq) > (w.shifted_due, w.shifted_seq)
               ORDER BY due_us, seq LIMIT most FOR UPDATE SKIP LOCKED
@@ -474,7 +492,8 @@ BEGIN
         CONTINUE WHEN r.counted_us BETWEEN w.stepped_us - 60000000 AND now_us OR r.rescheduled;
         CONTINUE WHEN r.fence IS NULL AND names_its_time(r.body);
         UPDATE scheduled SET due_us = greatest(now_us, r.due_us - w.shift_us),
-               history = CASE WHEN jsonb_array_length(r.history) >= 100 THEN r.history - 0 ELSE coalesce(r.history, '[]') END
+               history = CASE WHEN jsonb_typeof(r.history) <> 'array' THEN '[]'
+                              WHEN jsonb_array_length(r.history) >= 100 THEN r.history - 0 ELSE coalesce(r.history, '[]') END
                    || jsonb_build_array(jsonb_build_array(now_us, 'clock', r.attempts, coalesce(r.fence, 0), '',
                                                           format('went back by %s s', w.shift_us / 1000000)))
          WHERE id = r.id;
