@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from propolis.core import wire
 from propolis.core.batch import Batch, BatchStatus, batch_state
-from propolis.core.clock import from_us, span_us, to_us
+from propolis.core.clock import EPOCH, from_us, moment, span_us, to_us
 from propolis.core.envelope import MAX_CRASHES, Envelope, UniqueUntil, is_simple
 from propolis.core.ids import new_id
 from propolis.core.job import (
@@ -39,6 +39,7 @@ from propolis.core.job import (
 from propolis.core.protocols import Note
 from propolis.core.transitions import NOTE_MAX
 from propolis.engines.redis.shards.shard_map import ShardMap
+from propolis.engines.shared.damaged import batch_as_opened
 from propolis.errors import BrokenPayload
 
 Argument = bytes | str | int
@@ -51,7 +52,7 @@ _json = msgspec.json.Encoder()
 _packer = msgspec.msgpack.Encoder()
 _error = msgspec.json.Decoder(Error)
 _progress = msgspec.json.Decoder(Progress)
-_batch = msgspec.json.Decoder(Batch)
+_UNREADABLE = (ValueError, OverflowError, msgspec.MsgspecError)
 _ALONE = frozenset(b"PK")  # the flags of jobs that have no batch
 _NUMBER = b',"member":'  # comes last in what is written of a member
 _NOTHING_ALIKE = b"\n"  # with which no meta begins
@@ -479,7 +480,7 @@ def leases_from(answer: Row, queues: Iterable[str], until: datetime, holder: str
                 batch_id = batch = _meta.decode(meta).batch
                 alike = _alike(meta)
             task = _tasks.get(head) or _named(head)
-        except (ValueError, msgspec.MsgspecError):  # whatever comes of it, the script shelves such a job
+        except _UNREADABLE:  # whatever comes of it, the script shelves such a job
             task, body, batch_id = BROKEN_TASK, record, None
         rest = (until, put_at, holder, losses, batch_id, checkpoint)
         leases.append(Lease(job_id.decode(), fence, task, queue, body, attempt, failures, crashes, *rest))
@@ -544,7 +545,7 @@ def job_info_from(row: Row) -> JobInfo | None:
         return None
     try:
         return _job_info(row)
-    except (ValueError, msgspec.MsgspecError):
+    except _UNREADABLE:
         return None
 
 
@@ -614,16 +615,15 @@ def status_from(batch: bytes, fields: Sequence[bytes]) -> BatchStatus:
     known = dict(zip(fields[::2], fields[1::2], strict=True))
 
     def number(name: bytes) -> int:
-        return int(known.get(name, 0))
+        text = known.get(name, b"")
+        return int(text) if text.isdigit() else 0
 
-    def moment(name: bytes) -> datetime | None:
-        return from_us(int(known[name])) if name in known else None
+    def time(name: bytes) -> datetime | None:
+        return moment(number(name) or None)
 
-    created = moment(b"created")
-    assert created is not None
     total, sealed = number(b"total"), b"sealed" in known
     counts = {"done": number(b"done"), "dead": number(b"dead"), "cancelled": number(b"cancelled")}
-    opened = _batch.decode(known[b"body"])
+    opened = batch_as_opened(known.get(b"body"), batch.decode())
     return BatchStatus(
         id=batch.decode(),
         state=batch_state(sealed=sealed, total=total, **counts),
@@ -633,9 +633,9 @@ def status_from(batch: bytes, fields: Sequence[bytes]) -> BatchStatus:
         retrying=number(b"retrying"),
         running=number(b"running"),
         **counts,
-        created_at=created,
-        finished_at=moment(b"finished"),
-        keep_until=moment(b"keep"),
+        created_at=time(b"created") or EPOCH,
+        finished_at=time(b"finished"),
+        keep_until=time(b"keep"),
         parent=opened.parent,
         note=opened.note,
     )

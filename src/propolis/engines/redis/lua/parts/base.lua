@@ -57,6 +57,17 @@ local function unpacked(text)
     return fine and type(value) == 'table' and value or nil
 end
 
+-- Is this a whole number from `least` to `most`, or, where it may lack, nothing?  What is a time may be text.
+local EARLIEST_US, LATEST_US = -62135596800000000, 253402300799999999  -- the years 1 to 9999
+
+local function is_whole(value, least, most)
+    return value == nil or type(value) == 'number' and value >= least and value <= most and value % 1 == 0
+end
+
+local function is_moment(value)
+    return value == nil or is_whole(tonumber(value) or '', EARLIEST_US, LATEST_US)
+end
+
 -- Where an app has shards: the number of this one, how something is sent to another one, how a draft finds
 -- its way (sharded.lua, travelling.lua).  On one server there are no shards, and all of this is nil.
 local me, send, travel, travel_batch

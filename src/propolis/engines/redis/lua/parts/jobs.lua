@@ -7,6 +7,22 @@
 -- A job that cannot be read goes to the broken shelf, wherever it is met: `shelve` in batches.lua.
 local shelve
 
+local COUNTS = {'attempts', 'failures', 'losses', 'crashes', 'fence', 'began', 'behind'}
+local MOMENTS = {'due', 'expires', 'started', 'ended', 'keep'}
+
+-- Can one calculate with the numbers of its record, and of what has changed about it?
+local function is_sound(j)
+    local sound = is_whole(j.priority, -1000, 1000) and is_whole(j.max_crashes, 0, 2 ^ 31) and is_whole(j.member, 0, 2 ^ 53)
+        and is_moment(j.put) and is_whole(j.seq, 0, 2 ^ 53)
+    for n = 1, next(j.s) and #COUNTS or 0 do
+        sound = sound and is_whole(j.s[COUNTS[n]], 0, 2 ^ 53)
+    end
+    for n = 1, next(j.s) and #MOMENTS or 0 do
+        sound = sound and is_moment(j.s[MOMENTS[n]])
+    end
+    return sound
+end
+
 -- Gives nil, and why, where it cannot be read.
 local function made(id, record, state)
     local flag, task, put, seq, meta = record:match('^(.)([^\n]*)\n(%d+)\n(%d+)\n([^\n]*)\n')
@@ -22,6 +38,8 @@ local function made(id, record, state)
     j.s = not state and {} or unpacked(state)
     if not j.s then
         return nil, 'its state cannot be read'
+    elseif not is_sound(j) then
+        return nil, 'it has numbers that cannot be'
     end
     j.queue = j.s.queue or j.queue
     return j

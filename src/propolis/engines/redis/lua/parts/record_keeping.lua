@@ -19,7 +19,10 @@ end
 local function record_of(kind, name)
     local packed = redis.call('HGET', kind_key('records', kind), name)
     local record = packed and unpacked(packed)
-    if packed and not (record and record.version and record.value) then
+    if packed and not (
+        record and record.version and is_whole(record.version, 0, 2 ^ 53) and type(record.value) == 'string'
+        and is_moment(record.at) and is_moment(record.expires)
+    ) then
         redis.call('HSET', base .. 'broken', kind .. '\n' .. name, packed)
         remove_record(kind, name)
         return nil

@@ -13,7 +13,8 @@ for at = 5, #ARGV do
         local j = made(id, record, state)
         local queue = j and j.queue or ''
         run = redis.call('HGET', of_queue(queue, 'running'), id)
-        ends = run and redis.call('ZSCORE', LEASES, run:match('^.%d+\n(%d+)'))
+        local bundle = run and run:match('^.%d+\n(%d+)')
+        ends = bundle and redis.call('ZSCORE', LEASES, bundle)
         result = redis.call('HGET', base .. 'results', id)
         checkpoint = redis.call('HGET', CHECKPOINTS, id)
     end

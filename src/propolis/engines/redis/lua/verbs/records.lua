@@ -20,6 +20,10 @@ local found, more = {}, 0
 
 local function take(name)
     local record = record_of(kind, name)
+    if record and how == 'due' and not record.at then  -- it is not due, whatever is written beside it
+        redis.call('ZREM', kind_key('record_times', kind), name)
+        record = nil
+    end
     if not record then
         return true
     elseif #found >= 5 * most then
