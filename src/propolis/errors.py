@@ -43,8 +43,8 @@ class BadSetting(PropolisError, ValueError):
 class BadDuration(BadSetting):
     def __init__(self, value: object) -> None:
         super().__init__(
-            f'{_shown(value)} is not a duration: write "90s", "1h30m", seconds, or a timedelta, '
-            f"from nothing to 100 years"
+            f'{_shown(value)} is not a duration: write "90s", "1h30m", "5 minutes", seconds, or a '
+            f"timedelta, from nothing to 100 years"
         )
         self.value = value
 

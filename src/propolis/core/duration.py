@@ -1,4 +1,4 @@
-"""Durations as people write them: "5m", "1h30m", seconds, or a timedelta."""
+"""Durations as people write them: "5m", "1h30m", "5 minutes", seconds, or a timedelta."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ LONGEST_MS = LONGEST // timedelta(milliseconds=1)
 Milliseconds = Annotated[int, Meta(ge=0, le=LONGEST_MS)]
 
 _UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_PART = re.compile(r" *(\d+(?:\.\d+)?) *(ms|s|m|h|d|w)")
+_UNIT_NAMES = {"ms": "millisecond", "s": "second", "m": "minute", "h": "hour", "d": "day", "w": "week"}
+_SECONDS = _UNIT_SECONDS | {
+    name + end: _UNIT_SECONDS[unit] for unit, name in _UNIT_NAMES.items() for end in ("", "s")
+}
+_PART = re.compile(rf" *(\d+(?:\.\d+)?) *({'|'.join(sorted(_SECONDS, key=len, reverse=True))})")
 _WHOLE = re.compile(rf"(?:{_PART.pattern})+")
 
 
@@ -45,4 +49,4 @@ def _seconds(value: str | float) -> float:
         return value
     if not _WHOLE.fullmatch(value.rstrip(" ")):
         raise BadDuration(value)
-    return math.fsum(float(number) * _UNIT_SECONDS[unit] for number, unit in _PART.findall(value))
+    return math.fsum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(value))
