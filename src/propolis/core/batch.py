@@ -22,7 +22,7 @@ class BatchState(StrEnum):
     PARTIAL_SUCCESS = "partial-success"
 
 
-class Batch(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Batch(Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True):
     """What ends when the last of its members ends, and the jobs to put then.
 
     Each callback is an ordinary job, put exactly once in the step that ends the last member
@@ -40,7 +40,7 @@ class Batch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     note: str = ""
 
 
-class BatchStatus(Struct, frozen=True, kw_only=True):
+class BatchStatus(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """How far a batch is.  `retrying` are the waiting members that have failed or crashed before."""
 
     id: str

@@ -29,6 +29,7 @@ class Envelope(
     frozen=True,
     kw_only=True,
     omit_defaults=True,
+    repr_omit_defaults=True,
     forbid_unknown_fields=True,
     tag=1,
     tag_field="v",

@@ -31,7 +31,7 @@ class State(StrEnum):
         return self not in (State.READY, State.RUNNING)
 
 
-class Error(Struct, frozen=True, omit_defaults=True):
+class Error(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
     """An exception as text: it is never rebuilt by importing its class."""
 
     type: str
@@ -148,7 +148,7 @@ class Unknown(Struct, frozen=True):
 Outcome = Done | Retried | Dead | Snoozed | Released | Cancelled | Broken | Crashed | Unknown
 
 
-class Event(Struct, frozen=True, omit_defaults=True):
+class Event(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
     """One line of a job's history: why the next run, if there is one, is a further run."""
 
     at: datetime
@@ -159,13 +159,13 @@ class Event(Struct, frozen=True, omit_defaults=True):
     note: str = ""
 
 
-class Progress(Struct, frozen=True, omit_defaults=True):
+class Progress(Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True):
     done: float = 0
     total: float | None = None
     note: str = ""
 
 
-class JobInfo(Struct, frozen=True, kw_only=True):
+class JobInfo(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """Everything an engine knows of a job, for whoever inspects it."""
 
     id: str
@@ -203,7 +203,7 @@ class JobInfo(Struct, frozen=True, kw_only=True):
     history: tuple[Event, ...] = ()
 
 
-class Member(Struct, frozen=True):
+class Member(Struct, frozen=True, repr_omit_defaults=True):
     """One job (or nested batch) of a batch, and how far it is."""
 
     member: int

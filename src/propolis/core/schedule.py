@@ -49,14 +49,14 @@ _ALIASES = {
 }
 
 
-class Cron(Struct, frozen=True, tag="cron", tag_field="kind", omit_defaults=True):
+class Cron(Struct, frozen=True, tag="cron", tag_field="kind", omit_defaults=True, repr_omit_defaults=True):
     """A cron expression in a time zone: five fields, six with seconds first, or an alias such as @daily."""
 
     expression: str
     tz: str = "UTC"
 
 
-class Every(Struct, frozen=True, tag="every", tag_field="kind", omit_defaults=True):
+class Every(Struct, frozen=True, tag="every", tag_field="kind", omit_defaults=True, repr_omit_defaults=True):
     """A fixed period, counted from an anchor so that all processes agree on the instants."""
 
     period_ms: int
@@ -82,7 +82,7 @@ class Overlap(StrEnum):
     QUEUE_ONE = "queue-one"
 
 
-class _Policies(Struct, frozen=True, kw_only=True):
+class _Policies(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     timing: Timing
     misfire: Misfire = Misfire.ONCE
     misfire_limit: int = 100
@@ -102,7 +102,7 @@ class Schedule(_Policies, frozen=True, kw_only=True, omit_defaults=True):
     declared: bool = False
 
 
-class ScheduleRecord(Struct, frozen=True, kw_only=True):
+class ScheduleRecord(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """A schedule as it is stored: with its next instant, and the last one that was settled."""
 
     schedule: Schedule

@@ -6,14 +6,17 @@ import os
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from propolis.app.operate.workers import WorkerInfo
 from propolis.core.envelope import Envelope, UniqueUntil
 from propolis.core.ids import derive_id, is_own, new_id
-from propolis.core.job import Error, State, describe
+from propolis.core.job import Error, JobInfo, State, describe
+from propolis.core.schedule import ScheduleRecord, every
 
 
 def test_a_new_id_is_a_uuid_of_version_7() -> None:
@@ -33,6 +36,34 @@ def test_a_new_id_tells_the_time_so_that_ids_sort_by_it(monkeypatch: pytest.Monk
         monkeypatch.setattr(time, "time_ns", lambda now=now: now * 1_000_000)
         ids.append(new_id())
     assert ids == sorted(ids)
+
+
+def test_a_value_shows_only_what_is_not_its_default() -> None:
+    """In a shell, and in the message of an assertion: a job has some thirty fields, most of them empty."""
+    at = datetime(2030, 1, 1, tzinfo=UTC)
+    info = JobInfo(
+        id="a",
+        task="t",
+        queue="q",
+        state=State.READY,
+        body=b"{}",
+        priority=0,
+        put_at=at,
+        due_at=at,
+        failures=2,
+    )
+    assert repr(info) == (
+        f"JobInfo(id='a', task='t', queue='q', state={State.READY!r}, body=b'{{}}', priority=0, "
+        f"put_at={at!r}, due_at={at!r}, failures=2)"
+    )
+    schedule = ScheduleRecord(
+        schedule=every("5m", jitter="1s").schedule("tick", Envelope(id="b", task="t")), next_at=at
+    )
+    shown = repr(schedule)
+    assert "period_ms=300000" in shown
+    assert "jitter_ms=1000" in shown
+    assert not [name for name in ("misfire_limit", "delay_ms", "headers", "last_at") if name in shown]
+    assert "more_tasks" not in repr(WorkerInfo(id="w", seen_at=at, started_at=at))
 
 
 def test_new_ids_differ() -> None:

@@ -47,7 +47,7 @@ class WorkerState(StrEnum):
     UNKNOWN = "unknown"  # a record that this version cannot read
 
 
-class WorkerCard(Struct, frozen=True, kw_only=True):
+class WorkerCard(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """What a worker writes of itself.  `more_tasks` are those whose names did not fit."""
 
     host: str = ""
