@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from propolis.app.loading import load_app
 from propolis.app.registry import Registry
@@ -152,8 +153,7 @@ def worker(**given: Any) -> None:
     from propolis.worker.process.init import leave_init_to_another
     from propolis.worker.supervisor import run_worker, supervise
 
-    named = given.pop("named")
-    given["app"] = named or given["app"]
+    given["app"] = the_app(given["app"], given.pop("named"))
     if given["app"] is None:
         raise click.UsageError("which app?  Name it as MOD:APP, such as tasks:app, or set PROPOLIS_APP")
     order = Order(**given)
@@ -170,6 +170,16 @@ def worker(**given: Any) -> None:
     else:
         code = run_worker(registry, settings)
     click.get_current_context().exit(code)
+
+
+def the_app(path: str | None, named: str | None) -> str | None:
+    """The one that is given, in one place or the other; the environment counts where neither is."""
+    from_environment = click.get_current_context().get_parameter_source("app") is ParameterSource.ENVIRONMENT
+    if path is not None and named is not None and named != path and not from_environment:
+        raise click.UsageError(
+            f"a worker runs one app: write `propolis worker {named}` or `propolis worker {path}`"
+        )
+    return named or path
 
 
 def lanes(texts: tuple[str, ...], concurrency: int) -> Iterator[Lane]:

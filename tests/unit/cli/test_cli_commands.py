@@ -156,6 +156,22 @@ def test_the_options_of_a_worker_are_its_settings(shell: Shell, monkeypatch: pyt
     assert spans[1] == tuple(map(duration, ("90m", "2s", "20s", "3s")))
 
 
+def test_a_worker_is_given_one_app(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    apps: list[str | None] = []
+
+    def run_worker(_: object, settings: Settings) -> int:
+        apps.append(settings.app_path)
+        return 0
+
+    monkeypatch.setattr("propolis.worker.supervisor.run_worker", run_worker)
+    both = shell("worker", "--app", shell.module, "other:app", code=2)
+    assert f"write `propolis worker {shell.module}` or `propolis worker other:app`" in both.stderr
+    shell("worker", "--app", shell.module, env={"PROPOLIS_APP": "other:app"})
+    shell("worker", "--app", shell.module, shell.module)
+    shell("worker", shell.module, env={"PROPOLIS_APP": "other:app"})
+    assert apps == [shell.module] * 3
+
+
 def test_without_an_app_the_error_says_how_to_name_one(shell: Shell) -> None:
     result = shell("queues", code=2, env={"PROPOLIS_APP": ""})
     assert result.stderr.startswith("error: which app?  Give --app MOD:APP (or set PROPOLIS_APP)")
