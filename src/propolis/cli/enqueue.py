@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from itertools import islice
 from typing import Any, cast
 
 import click
@@ -10,7 +11,7 @@ import msgspec
 from msgspec import Raw
 
 from propolis.app.registry import Registry
-from propolis.app.task import CallOptions, call_fields
+from propolis.app.task import CallOptions, Task, call_fields
 from propolis.cli.console.session import Session, on_app
 from propolis.cli.console.values import moment, span, when
 from propolis.core import wire
@@ -18,6 +19,9 @@ from propolis.core.envelope import Envelope
 from propolis.core.ids import new_id
 from propolis.core.protocols import Durability
 from propolis.errors import BadSetting, BrokenPayload
+
+OFFERED = 3
+LISTED = 10
 
 
 @click.command()
@@ -40,13 +44,14 @@ async def enqueue(session: Session, /, task: str, args: tuple[str, ...], kwargs:
     With --app the arguments are checked against the task's signature; with --url alone, only the worker
     will find out whether they fit.
     """
+    declared = task_named(session.app, task) if session.declares else None
     positional = [parsed(text) for text in args]
     named = parsed(kwargs)
     if not isinstance(named, dict):
         raise BadSetting('--kwargs must be a JSON object, such as {"to": "ann@example.org"}')
     circumstances = {name: value for name, value in using.items() if value is not None}
-    if session.declares:
-        job = checked_job(session.app, task, positional, named, circumstances)
+    if declared is not None:
+        job = checked_job(declared, positional, named, circumstances)
     else:
         session.out.note(
             "note: the arguments were not checked against the task's signature: --app would do so"
@@ -68,12 +73,16 @@ def parsed(text: str) -> Any:
         raise BadSetting(f"{text!r} is not JSON ({error}): is it text?  Then write '\"…\"'") from error
 
 
-def checked_job(
-    app: Registry, name: str, args: list[Any], kwargs: dict[str, Any], using: dict[str, Any]
-) -> Envelope:
+def task_named(app: Registry, name: str) -> Task[..., Any]:
     task = app.tasks.get(name)
     if task is None:
         raise BadSetting(f"the app has no task named {name!r}{_offer(name, app)}")
+    return task
+
+
+def checked_job(
+    task: Task[..., Any], args: list[Any], kwargs: dict[str, Any], using: dict[str, Any]
+) -> Envelope:
     try:
         job = task.using(**using).job(*args, **kwargs)
         task.arguments(job)  # also where the app does not ask for it
@@ -86,8 +95,17 @@ def checked_job(
 
 
 def _offer(name: str, app: Registry) -> str:
-    near = difflib.get_close_matches(name, app.tasks, cutoff=0.5) or sorted(app.tasks)[:10]
-    return f": did you mean {' or '.join(near)}?" if near else ": it declares no task"
+    """What may have been meant: tasks are compared with and without the module in front of their name."""
+    if not app.tasks:
+        return ": it declares no task"
+    meant: dict[str, list[str]] = {}
+    for task in sorted(app.tasks):
+        for known_as in (task, task.rpartition(".")[2]):
+            meant.setdefault(known_as, []).append(task)
+    near = dict.fromkeys(task for each in difflib.get_close_matches(name, meant) for task in meant[each])
+    if near:
+        return f": did you mean {' or '.join(islice(near, OFFERED))}?"
+    return f": it has {', '.join(sorted(app.tasks)[:LISTED])}" + (", …" if len(app.tasks) > LISTED else "")
 
 
 def unchecked_job(name: str, args: list[Any], kwargs: dict[str, Any], using: dict[str, Any]) -> Envelope:

@@ -245,6 +245,10 @@ def test_enqueue_checks_the_arguments_and_prints_the_id(shell: Shell) -> None:
         (["mail.send", "ann"], "is not JSON"),
         (["mail.send", '"a"', "--kwargs", "[1]"], "--kwargs must be a JSON object"),
         (["mail.snd", '"a"'], "did you mean mail.send?"),
+        (["send", "a@b"], "no task named 'send': did you mean mail.send?"),
+        (["snd", "a@b"], "no task named 'snd': did you mean mail.send?"),
+        (["mail.sent"], "did you mean mail.send?"),
+        (["archive", "5"], "no task named 'archive': it has mail.send, paint\n"),
         (["mail.send", '"a"', "--queue", "a b"], "cannot be a queue"),
         (["mail.send", '"a"', "--delay", "soon"], "is not a duration"),
         (["mail.send", '"a"', "--delay", "1s", "--at", "2030-01-01T00:00Z"], "not both"),
@@ -256,6 +260,20 @@ def test_what_cannot_be_enqueued_is_refused_with_advice(
 ) -> None:
     assert advice in shell("enqueue", *arguments, code=2).stderr
     assert shell("queues").stdout == ""
+
+
+def test_of_many_tasks_those_are_offered_that_were_meant(shell: Shell) -> None:
+    declared = (
+        f"app.task(name='{name}')(lambda: None)\n" for name in ("a.send", "z.mend", "bulk.send", "z.sent")
+    )
+    many = shell.write("from propolis import App\napp = App({url!r})\n" + "".join(declared))
+
+    def advice(name: str) -> str:
+        return shell("enqueue", name, "--app", many, code=2).stderr.partition(": did you mean ")[2]
+
+    assert advice("mend") == "z.mend or a.send or bulk.send?\n"  # exactly so, and only then what is like it
+    assert advice("sent").startswith("z.sent or ")
+    assert advice("send") == "a.send or bulk.send or z.sent?\n"
 
 
 def test_the_circumstances_of_a_call_are_options(shell: Shell) -> None:
