@@ -72,6 +72,23 @@ async def test_rules_are_named(engine: MemoryEngine, rule: Rule, sentence: str) 
     assert await why(engine, job) == sentence + (" may run at once" if rule.n else "")
 
 
+async def test_a_task_that_this_app_does_not_declare_is_named_where_no_worker_knows_it(
+    engine: MemoryEngine,
+) -> None:
+    renamed, known = a_job(task="old"), a_job(task="send")
+    await engine.put([renamed, known])
+    assert await explain(engine, renamed.id, ["new"]) == [
+        "no live worker knows task 'old'",
+        "this app declares no task 'old': was it renamed, or its module not imported?",
+        "it is ready, behind 0 others of queue 'default'",
+    ]
+    assert "declares" not in "".join(await explain(engine, renamed.id, ["old"]))
+    assert "declares" not in "".join(await explain(engine, renamed.id))  # a producer, or a URL alone
+    assert "declares" not in "".join(
+        await explain(engine, known.id, ["new"])
+    )  # a worker of another app runs it
+
+
 async def test_a_running_job_tells_its_holder_and_the_wish_to_stop(
     engine: MemoryEngine, clock: FakeClock
 ) -> None:

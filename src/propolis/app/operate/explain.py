@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 
 from propolis.app.operate.rules import every_rule
@@ -10,8 +11,11 @@ from propolis.core.job import JobInfo, State
 from propolis.core.protocols import Engine, Records, Rule, RuleKind, Scope
 
 
-async def explain(engine: Engine, job_id: str) -> list[str]:
-    """What stands between this job and its run, the strongest reason first; one sentence if nothing does."""
+async def explain(engine: Engine, job_id: str, declared: Collection[str] = ()) -> list[str]:
+    """What stands between this job and its run, the strongest reason first; one sentence if nothing does.
+
+    `declared` are the tasks of whoever asks; an app without any does not run jobs, and is no reason.
+    """
     info = await engine.get(job_id)
     if info is None:
         return [f"there is no job {job_id}: it never was, or it ended and was not kept"]
@@ -21,6 +25,8 @@ async def explain(engine: Engine, job_id: str) -> list[str]:
     if info.parked:
         reasons.append(f"it is parked: a worker took it that does not know task {info.task!r}")
     nobody = await _nobody_for(engine, info)
+    if nobody and declared and info.task not in declared:
+        nobody.append(f"this app declares no task {info.task!r}: was it renamed, or its module not imported?")
     now = await engine.now()
     if info.expires_at is not None and info.expires_at <= now:
         reasons.append(f"it expired at {info.expires_at:%F %TZ} and will end as dead")

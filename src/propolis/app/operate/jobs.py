@@ -44,7 +44,7 @@ class Jobs:
 
     async def aexplain(self, job_id: str) -> list[str]:
         """Why is this job not running?"""
-        return await explain(await self._client.ready(), job_id)
+        return await explain(await self._client.ready(), job_id, self._client.tasks)
 
     async def acancel(self, *job_ids: str) -> list[bool]:
         return await (await self._client.ready()).cancel(job_ids)
