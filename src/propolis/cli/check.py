@@ -20,6 +20,7 @@ from propolis.engines.address import masked
 from propolis.errors import BadSetting, BrokenPayload, EngineError, PropolisError, UnknownTask
 
 SHOWN = 100  # faults of the storage
+UNDECLARED = "no such task is declared"
 SHOW_EVERY = 500  # jobs, so that whoever waits sees that it goes on
 
 _ENUM_VALUE = re.compile(r"(Invalid enum value) .*?( - at |$)")
@@ -96,6 +97,13 @@ def show_problems(session: Session, problems: list[Problem]) -> int | None:
         return None
     rows = [[each.what, each.where, each.why, each.jobs or None, each.example] for each in problems]
     session.out.table(["what", "where", "why", ">jobs", "example"], rows)
+    undeclared = [each.where for each in problems if each.why == UNDECLARED]
+    if undeclared:
+        session.out.note(
+            "note: jobs of a task that no worker knows are parked until one does, and broken after an hour "
+            "without any (--unknown-for of the workers).  A task that was renamed still needs its old name: "
+            f"@app.task(name={clean(undeclared[0])!r})"
+        )
     return PROBLEMS
 
 
@@ -147,7 +155,7 @@ def fault(info: JobInfo, app: Registry) -> str | None:
         job = wire.decode(info.body)
         app.task_named(job.task).arguments(job)
     except UnknownTask:
-        return "no such task is declared"
+        return UNDECLARED
     except (BrokenPayload, BadSetting) as error:
         return _without_values(error)
     return None

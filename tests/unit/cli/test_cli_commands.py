@@ -637,6 +637,8 @@ def test_check_finds_queued_jobs_that_the_code_of_today_could_not_run(shell: She
     assert "Expected `str`, got `int`" in found["mail.send"]["why"]
     assert found["gone"]["why"] == "no such task is declared"
     shown = shell("check", code=1).output
+    assert "parked until one does, and broken after an hour" in shown
+    assert "still needs its old name: @app.task(name='gone')" in shown
     assert "Invalid enum value" in shown
     assert CANARY not in shown
     assert shell.json("check", "--queue", "mail", code=1)[0]["jobs"] == 3
