@@ -188,6 +188,20 @@ def test_what_is_no_job_is_no_member_and_no_callback(shop: Shop) -> None:
     shop.app.close()
 
 
+def test_a_callback_that_needs_arguments_is_told_what_callbacks_get(shop: Shop) -> None:
+    @shop.app.task
+    def long(report: BatchReport, n: int) -> None: ...
+
+    wrong: list[Any] = [long, long.using(queue="slow")]
+    for callback in wrong:
+        with pytest.raises(
+            TypeError, match=r"argument: 'n': a callback gets only a BatchReport, .* give task\.job"
+        ):
+            shop.app.batch(callback=callback)
+    shop.app.batch(callback=long.job(5))
+    shop.app.close()
+
+
 async def test_a_batch_that_was_put_is_not_put_again(shop: Shop) -> None:
     """Its calls may be used up: the second one would be an empty batch with the name of the first."""
     async with shop.app.test():

@@ -112,8 +112,18 @@ def callback_job(callback: Callback | None, batch: str, when: str) -> Envelope |
         return None
     if not isinstance(callback, Envelope | Task | Call):
         raise TypeError(f"{callback!r} cannot be called back: give a task, task.using(…) or task.job(…)")
-    job = callback if isinstance(callback, Envelope) else callback.job()
+    job = callback if isinstance(callback, Envelope) else job_without_arguments(callback)
     headers = {**job.headers, BATCH_HEADER: batch}
     made = replace(job, id=callback_id(batch, when), chosen=True, headers=headers)
     wire.encode(made)
     return made
+
+
+def job_without_arguments(callback: Task[..., Any] | Call[..., Any]) -> Envelope:
+    try:
+        return callback.job()
+    except TypeError as error:
+        raise TypeError(
+            f"{error}: a callback gets only a BatchReport, if a parameter is annotated so; for arguments of "
+            f"its own give task.job(…)"
+        ) from error
