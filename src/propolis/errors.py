@@ -40,6 +40,17 @@ class BadSetting(PropolisError, ValueError):
     """A value given to propolis cannot be used; nothing was stored."""
 
 
+class Misuse(PropolisError):
+    """Code uses propolis in a way that cannot work, with whatever values; nothing was stored.
+
+    Running a job again would not help, so this ends it at once, as `Discard` does.
+    """
+
+
+class BadCall(Misuse, TypeError):
+    """What is called does not take such arguments, or a value has no JSON form."""
+
+
 class BadDuration(BadSetting):
     def __init__(self, value: object) -> None:
         super().__init__(
@@ -330,7 +341,7 @@ class LeaseLost(PropolisError):
         self.job_id = job_id
 
 
-class CheckpointTooLarge(PropolisError):
+class CheckpointTooLarge(Misuse):
     def __init__(self, size: int, limit: int) -> None:
         super().__init__(
             f"a checkpoint of {size:,} bytes was not saved, {limit:,} is the limit: save where the job is, "
@@ -363,7 +374,7 @@ class JobFailed(PropolisError):
         self.error = error
 
 
-class WaitsForever(PropolisError):
+class WaitsForever(Misuse):
     def __init__(self) -> None:
         super().__init__(
             "a job that waits for another job holds a slot that the other one may need: make a flow or a "

@@ -11,6 +11,7 @@ import pytest
 from propolis import errors
 from propolis.errors import (
     AppNotFound,
+    BadCall,
     BadDuration,
     BadName,
     BadSetting,
@@ -31,6 +32,7 @@ from propolis.errors import (
     JobFailed,
     LeaseLost,
     MemoryFull,
+    Misuse,
     NewerVersion,
     NoProcess,
     NoTransactions,
@@ -61,6 +63,8 @@ EXAMPLES: list[tuple[PropolisError, str, dict[str, object]]] = [
     (PropolisError("anything"), "anything", {}),
     (WorkerFailed("50 jobs do not stop"), "50 jobs do not stop", {}),
     (BadSetting("no"), "no", {}),
+    (Misuse("await it"), "await it", {}),
+    (BadCall("it takes no n"), "it takes no n", {}),
     (BadDuration("soon"), 'write "90s"', {"value": "soon"}),
     (BadName("queue", "a b", "letters only"), "'a b' cannot be a queue: letters only", {"name": "a b"}),
     (NoTransactions("pay", "memory://"), "lends none", {"task": "pay"}),

@@ -24,7 +24,7 @@ from propolis.core.ids import derive_id
 from propolis.core.job import Lease, Progress, storable
 from propolis.core.protocols import MAX_CHECKPOINT, MAX_OUTCOME
 from propolis.core.schedule import INSTANT_HEADER, SCHEDULE_HEADER
-from propolis.errors import BadSetting, CheckpointTooLarge, OutcomeTooLarge
+from propolis.errors import CheckpointTooLarge, Misuse, OutcomeTooLarge
 
 P = ParamSpec("P")
 
@@ -191,7 +191,7 @@ class Job(Provided):
         """Keep where the job is, for its next run if this one does not end it; returns when it is stored.
 
         `LeaseLost` if another run may have begun: stop then.  `CheckpointTooLarge` beyond 64 KiB, and
-        `TypeError` for what has no JSON form; nothing was saved.
+        `BadCall`, a `TypeError`, for what has no JSON form; nothing was saved.
         """
         checkpoint = self._encoded(value)
         if self._listener is not None:
@@ -208,13 +208,11 @@ class Job(Provided):
                 self._listener.save(self.lease, checkpoint).result()
             self._checkpoint = checkpoint
         else:
-            raise BadSetting(
-                "save_now() would stop the event loop that runs here: await job.save(...) instead"
-            )
+            raise Misuse("save_now() would stop the event loop that runs here: await job.save(...) instead")
 
     def _encoded(self, value: Any) -> bytes:
         if self.transaction is not None:
-            raise BadSetting(
+            raise Misuse(
                 "a checkpoint stands at once, what a job writes in its Transaction only when it has ended: "
                 "keep where it is in a row of your own"
             )

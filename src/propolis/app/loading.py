@@ -11,7 +11,7 @@ from types import ModuleType
 
 from propolis.app.registry import Registry
 from propolis.engines.address import masked_text
-from propolis.errors import AppNotFound, PropolisError
+from propolis.errors import AppNotFound, BadCall, PropolisError
 
 
 def load_app(path: str) -> Registry:
@@ -51,6 +51,8 @@ def _import(path: str, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise AppNotFound(path, _missing(name, error.name)) from error
+        raise AppNotFound(path, _import_failure(name, error)) from error
+    except BadCall as error:
         raise AppNotFound(path, _import_failure(name, error)) from error
     except PropolisError:
         raise  # a task or a setting in there is wrong, and this says which

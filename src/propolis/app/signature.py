@@ -23,7 +23,7 @@ from msgspec import Raw
 from propolis.app.verdicts import Verdict
 from propolis.core.envelope import NO_ARGS, NO_KWARGS
 from propolis.core.wire import HARD_LIMIT
-from propolis.errors import BadSetting, BrokenPayload
+from propolis.errors import BadCall, BadSetting, BrokenPayload
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _KEYWORD = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -68,7 +68,7 @@ def accepting(check: Callable[..., None], function: F) -> F:
 
 
 def encode_value(value: object) -> bytes:
-    """`value` as JSON; `TypeError` for what has no JSON form."""
+    """`value` as JSON; `BadCall` for what has no JSON form."""
     return _encoder.encode(value)
 
 
@@ -88,7 +88,7 @@ def _encode_model(value: Any) -> Any:
     """Pydantic models, without importing pydantic: whoever has none does not pay for it."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
-    raise TypeError(
+    raise BadCall(
         f"{type(value).__qualname__} has no JSON form: pass a dataclass, a model or plain values instead"
     )
 
@@ -193,7 +193,7 @@ class Signature:
             try:
                 bound = self._public.bind(*args, **kwargs)
             except TypeError as error:
-                raise TypeError(f"{self.shown}: {error}") from None
+                raise BadCall(f"{self.shown}: {error}") from None
             args, kwargs = bound.args, bound.kwargs
         encoded = Raw(_encoder.encode(args)) if args else NO_ARGS
         named = Raw(_encoder.encode(kwargs)) if kwargs else NO_KWARGS
@@ -211,7 +211,7 @@ class Signature:
         try:
             bound = self._public.bind(None, *args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{self.shown}, but for its first argument: {error}") from None
+            raise BadCall(f"{self.shown}, but for its first argument: {error}") from None
         encoded, named = _encoder.encode(bound.args[1:]), _encoder.encode(bound.kwargs)
         if check:
             self._check_later(bound)

@@ -11,6 +11,7 @@ from msgspec import Meta, Raw, Struct
 
 from propolis.core.duration import Milliseconds
 from propolis.core.strategy import Strategy
+from propolis.errors import BadCall
 
 MAX_CRASHES = 3
 NO_ARGS, NO_KWARGS = Raw(b"[]"), Raw(b"{}")  # one of each for all jobs: what is not this very one is written
@@ -88,8 +89,8 @@ def is_simple(job: Envelope) -> bool:
 
 
 def check_options(where: str, kind: type[Any], given: Mapping[str, object]) -> None:
-    """`TypeError` for an option of an envelope that `kind`, a `TypedDict` of optional keys, does not have."""
+    """`BadCall` for an option of an envelope that `kind`, a `TypedDict` of optional keys, does not have."""
     known: frozenset[str] = kind.__optional_keys__
     if not given.keys() <= known:
         unknown = ", ".join(sorted(given.keys() - known))
-        raise TypeError(f"{where} has no option {unknown}: it has {', '.join(sorted(known))}")
+        raise BadCall(f"{where} has no option {unknown}: it has {', '.join(sorted(known))}")

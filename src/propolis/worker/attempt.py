@@ -201,8 +201,9 @@ class ChildCrashed(Exception):
 class RaisedInChild(Exception):
     """What a job raised in its child process, as data: its class is not rebuilt here."""
 
-    def __init__(self, error: Error, rule: int | None) -> None:
+    def __init__(self, error: Error, rule: int | None, *, misuse: bool = False) -> None:
         super().__init__(f"{error.type}: {error.message}")
         self.error = error
         self.rule = rule  # the place of the task's rule for it
+        self.misuse = misuse  # was it a `Misuse`?
         self.add_note(error.traceback)

@@ -43,7 +43,7 @@ from propolis.core.policy import (
 )
 from propolis.core.protocols import MAX_OUTCOME
 from propolis.core.strategy import Delete, Repeat, Strategy
-from propolis.errors import BadSetting, BrokenPayload, FlowBroken, OutcomeTooLarge
+from propolis.errors import BadSetting, BrokenPayload, FlowBroken, Misuse, OutcomeTooLarge
 from propolis.worker.attempt import Attempt, ChildCrashed, Ended, RaisedInChild, Stop
 
 
@@ -66,8 +66,11 @@ class Judge:
         if ended.stop is not None:
             return self._after_stop(job, policy, ended)
         if (error := raised(ended)) is not None:
-            rule = None if job.envelope.on_error else rule_of(task, ended)
-            return self._after_error(job, rule or policy.on_error, error, ended.others)
+            kind = None if job.envelope.on_error else kind_of(task, ended)
+            strategy = policy.on_error if kind is None else dict(task.options.error_rules)[kind]
+            if is_misuse(error) and not (kind is not None and issubclass(kind, Misuse)):
+                strategy = ending_of(strategy)  # it would fail again in each run
+            return self._after_error(job, strategy, error, ended.others)
         try:
             return self._after_value(attempt, policy, ended.value)
         except OutcomeTooLarge as too_large:
@@ -105,9 +108,9 @@ class Judge:
             case verdicts.Snooze(after=after):
                 return Snoozed(after)
             case verdicts.Discard(reason=reason):
-                ending = strategy.ending if isinstance(strategy, Repeat) else strategy
+                error_of_verdict = _error_of("Discard", reason)
                 return after_failure(
-                    ending, job.lease, random=self._random, error=_error_of("Discard", reason)
+                    ending_of(strategy), job.lease, random=self._random, error=error_of_verdict
                 )
             case verdicts.Retry(reason=reason, after=after):
                 error_of_verdict = _error_of("Retry", reason)
@@ -174,9 +177,13 @@ def kind_of(task: Task[..., Any], ended: Ended) -> type[BaseException] | None:
     return task.rule_for(type(error))
 
 
-def rule_of(task: Task[..., Any], ended: Ended) -> Strategy | None:
-    kind = kind_of(task, ended)
-    return None if kind is None else dict(task.options.error_rules)[kind]
+def is_misuse(error: BaseException) -> bool:
+    return error.misuse if isinstance(error, RaisedInChild) else isinstance(error, Misuse)
+
+
+def ending_of(strategy: Strategy) -> Strategy:
+    """What is left of a strategy where nothing is to be repeated."""
+    return strategy.ending if isinstance(strategy, Repeat) else strategy
 
 
 def failures_under_other_rules(task: Task[..., Any], ended: Ended, counts: Counter[str]) -> int:

@@ -140,7 +140,7 @@ async def test_one_that_raises_is_judged_by_its_rules_and_leaves_nothing(bench: 
     ("task", "reason", "error"),
     [
         ("conflict", "failed", "UniqueViolationError"),
-        ("unkept", "failed", "TypeError"),
+        ("unkept", "failed", "BadCall"),
         ("hang", "timeout", "TimeoutError"),
     ],
 )

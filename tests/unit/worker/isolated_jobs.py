@@ -64,6 +64,13 @@ def saves(job: Job) -> object:
     return job.checkpoint
 
 
+@app.task(name="saves-wrongly", isolate="process", on_error=repeat(2, fixed(0)))
+def saves_wrongly(job: Job, how: str) -> None:
+    if how == "object":
+        job.save_now(object())
+    raise TypeError("a mistake of the task's own")
+
+
 @app.task(name="saves-awaited", isolate="process", result_ttl="1h", on_error=repeat(2, fixed(0)))
 async def saves_awaited(job: Job) -> object:
     if job.checkpoint is None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.unit.worker.working import AT_ONCE, record_of, work
 
 from propolis import App, Discard, Job, Retry, Snooze
 from propolis.app import context
+from propolis.core.protocols import MAX_CHECKPOINT, Receipt
 from propolis.core.wire import HARD_LIMIT
-from propolis.errors import BadSetting, OutcomeTooLarge
+from propolis.errors import BadDuration, BadSetting, CheckpointTooLarge, OutcomeTooLarge
 from propolis.flows import FlowState, each
 from propolis.strategies import archive, dead, delete, fixed, repeat, repeat_forever
 from propolis.testing.engines.samples import a_job
@@ -103,6 +105,72 @@ async def test_each_kind_of_error_may_have_its_own_strategy(app: App) -> None:
     await fail.aenqueue("value")
     await work(app)
     assert seen == {"key": 4, "value": 1}
+
+
+MISUSES: dict[str, Callable[[Job], object]] = {
+    "a checkpoint without a JSON form": lambda job: job.save(object()),
+    "a checkpoint that is too large": lambda job: job.save("x" * MAX_CHECKPOINT),
+    "save_now in an event loop": lambda job: job.save_now(1),
+    "arguments of no task": lambda job: job.emit(cast("Any", job.state.other), 1, 2),
+    "an option that there is not": lambda job: job.state.other.using(que="mail"),
+    "a wait without an end": lambda job: job.state.other.handle(Receipt("x", created=True)).aresult(),
+}
+
+
+@pytest.mark.parametrize("misuse", MISUSES.values(), ids=MISUSES.keys())
+@pytest.mark.parametrize(
+    ("strategy", "state"),
+    [(AT_ONCE, State.DEAD), ({Exception: repeat(3).then(delete)}, None), (archive, State.DEAD)],
+)
+async def test_what_cannot_work_in_any_run_is_not_repeated(
+    app: App, misuse: Callable[[Job], object], strategy: Any, state: State | None
+) -> None:
+    """As after `Discard`: the strategy still says how it ends."""
+    runs = []
+
+    @app.task
+    async def other(n: int) -> None: ...
+
+    @app.task(on_error=strategy)
+    async def task(job: Job) -> None:
+        runs.append(job.attempt)
+        job.state.other = other
+        answer = misuse(job)
+        if inspect.isawaitable(answer):
+            await answer
+
+    handle = await task.aenqueue()
+    await work(app)
+    record = await app.jobs.aget(handle.id)
+    assert (runs, record.state if record else None) == ([1], state)
+
+
+async def test_a_rule_for_a_misuse_is_obeyed(app: App) -> None:
+    runs = []
+
+    @app.task(on_error={CheckpointTooLarge: AT_ONCE, Exception: dead})
+    async def task(job: Job) -> None:
+        runs.append(job.attempt)
+        await job.save("x" * MAX_CHECKPOINT)
+
+    await task.aenqueue()
+    await work(app)
+    assert runs == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("mistake", [TypeError("no"), BadDuration("soon"), ValueError("no")])
+async def test_what_values_may_be_to_blame_for_is_repeated(app: App, mistake: Exception) -> None:
+    """A TypeError of the task's own, or a setting that was computed from what it has read."""
+    runs = []
+
+    @app.task(on_error=AT_ONCE)
+    async def task(job: Job) -> None:
+        runs.append(job.attempt)
+        raise mistake
+
+    await task.aenqueue()
+    await work(app)
+    assert runs == [1, 2, 3, 4]
 
 
 async def test_a_job_may_bring_its_own_strategies(app: App) -> None:

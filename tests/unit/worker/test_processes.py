@@ -137,6 +137,15 @@ async def test_a_job_in_a_child_saves_where_it_is(app: Registry, task: str) -> N
     assert (record.state, record.failures, record.result) == (State.DONE, 1, b'{"at":2}')
 
 
+async def test_a_misuse_of_propolis_ends_a_job_in_a_child_at_once(app: Registry) -> None:
+    wrong = await run_one(app, "saves-wrongly", "object")
+    assert wrong.error is not None
+    assert (wrong.state, wrong.attempts, wrong.error.type) == (State.DEAD, 1, "BadCall")
+    own = await run_one(app, "saves-wrongly", "own")
+    assert own.error is not None
+    assert (own.state, own.attempts, own.error.type) == (State.DEAD, 3, "TypeError")
+
+
 async def test_a_job_in_a_child_hears_that_its_lease_is_lost_when_it_saves(
     app: Registry, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from propolis import App, Job
 from propolis.app.transaction import Transaction
 from propolis.core.job import Lease, Released
 from propolis.core.protocols import MAX_CHECKPOINT
-from propolis.errors import BadSetting, CheckpointTooLarge, EngineUnavailable, LeaseLost
+from propolis.errors import BadCall, CheckpointTooLarge, EngineUnavailable, LeaseLost, Misuse
 from propolis.strategies import dead
 from propolis.values import State
 
@@ -169,7 +169,7 @@ async def test_what_cannot_be_saved_is_refused_and_nothing_changes(app: App) -> 
 
     handle = await task.aenqueue()
     await work(app)
-    assert [type(error) for error in errors] == [CheckpointTooLarge, TypeError]
+    assert [type(error) for error in errors] == [CheckpointTooLarge, BadCall]
     assert len((await record_of(app, handle.id)).checkpoint or b"") == MAX_CHECKPOINT
 
 
@@ -182,7 +182,7 @@ async def test_save_now_is_not_for_an_event_loop(app: App) -> None:
     await work(app)
     error = (await record_of(app, handle.id)).error
     assert error is not None
-    assert (error.type, "await job.save" in error.message) == (BadSetting.__name__, True)
+    assert (error.type, "await job.save" in error.message) == (Misuse.__name__, True)
 
 
 async def test_a_job_in_a_transaction_saves_nothing_beside_it(app: App) -> None:
@@ -196,4 +196,4 @@ async def test_a_job_in_a_transaction_saves_nothing_beside_it(app: App) -> None:
     handle = await task.aenqueue()
     await work(app)
     info = await record_of(app, handle.id)
-    assert (info.error.type if info.error else None, info.checkpoint) == (BadSetting.__name__, None)
+    assert (info.error.type if info.error else None, info.checkpoint) == (Misuse.__name__, None)

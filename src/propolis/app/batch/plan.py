@@ -17,7 +17,7 @@ from propolis.core.batch import BATCH_HEADER, Batch, callback_id
 from propolis.core.duration import Duration, milliseconds
 from propolis.core.envelope import Envelope, check_options
 from propolis.core.ids import new_id
-from propolis.errors import BadSetting
+from propolis.errors import BadCall, BadSetting
 
 
 class MakesJob(Protocol):
@@ -59,7 +59,7 @@ class BatchPlan(Struct, frozen=True, kw_only=True):
     def member(self, job: Envelope, number: int) -> Envelope:
         """The job as a member.  A job that has a delay or a time of its own keeps it."""
         if not isinstance(job, Envelope):
-            raise TypeError(f"a batch has jobs, and {job!r} is none: write task.job(…), or task.many(…)")
+            raise BadCall(f"a batch has jobs, and {job!r} is none: write task.job(…), or task.many(…)")
         if not self.fields or job.delay_ms or job.due_at is not None:
             return replace(job, batch=self.batch.id, member=number)
         return replace(job, batch=self.batch.id, member=number, **self.fields)
@@ -111,7 +111,7 @@ def callback_job(callback: Callback | None, batch: str, when: str) -> Envelope |
     if callback is None:
         return None
     if not isinstance(callback, Envelope | Task | Call):
-        raise TypeError(f"{callback!r} cannot be called back: give a task, task.using(…) or task.job(…)")
+        raise BadCall(f"{callback!r} cannot be called back: give a task, task.using(…) or task.job(…)")
     job = callback if isinstance(callback, Envelope) else job_without_arguments(callback)
     headers = {**job.headers, BATCH_HEADER: batch}
     made = replace(job, id=callback_id(batch, when), chosen=True, headers=headers)
@@ -123,7 +123,7 @@ def job_without_arguments(callback: Task[..., Any] | Call[..., Any]) -> Envelope
     try:
         return callback.job()
     except TypeError as error:
-        raise TypeError(
+        raise BadCall(
             f"{error}: a callback gets only a BatchReport, if a parameter is annotated so; for arguments of "
             f"its own give task.job(…)"
         ) from error

@@ -21,7 +21,7 @@ from propolis.core.batch import Batch, callback_id
 from propolis.core.duration import Duration, milliseconds
 from propolis.core.envelope import Envelope
 from propolis.core.ids import derive_id, new_id
-from propolis.errors import BadSetting, FlowBroken
+from propolis.errors import BadCall, BadSetting, FlowBroken
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -371,7 +371,7 @@ def _nothing_before(side: Side) -> str:
 
 def _check_is_flow(given: object, where: str) -> None:
     if not isinstance(given, Flow):
-        raise TypeError(f"{where} takes steps, and {given!r} is none: write task.step()")
+        raise BadCall(f"{where} takes steps, and {given!r} is none: write task.step()")
 
 
 def _as_later(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:

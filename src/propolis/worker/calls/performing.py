@@ -11,6 +11,7 @@ from typing import Any
 from propolis.app.context import Job
 from propolis.app.registry import Middleware
 from propolis.app.task import Task, is_async
+from propolis.errors import Misuse
 from propolis.worker.calls.dependencies import provide
 from propolis.worker.calls.plain_calls import CallsPlain, call_either
 
@@ -55,9 +56,7 @@ def _finished(value: Any) -> Any:
     """A plain function that only made a coroutine or a generator has not done its work."""
     if inspect.iscoroutine(value):
         value.close()
-        raise TypeError(
-            "it returned a coroutine that nobody awaits: an `async def` behind a plain decorator?"
-        )
+        raise Misuse("it returned a coroutine that nobody awaits: an `async def` behind a plain decorator?")
     if inspect.isgenerator(value) or inspect.isasyncgen(value):
-        raise TypeError("it returned a generator that nobody runs")
+        raise Misuse("it returned a generator that nobody runs")
     return value

@@ -114,10 +114,11 @@ class Returned(Struct, frozen=True, tag="returned"):
 
 
 class Raised(Struct, frozen=True, tag="raised"):
-    """It raised; `rule` is the place of the task's rule for such errors."""
+    """It raised; `rule` is the place of the task's rule for such errors, `misuse` says it was a `Misuse`."""
 
     error: Error
     rule: int | None = None
+    misuse: bool = False
 
 
 class RetryWanted(Struct, frozen=True, tag="retry"):

@@ -25,7 +25,7 @@ from propolis.app.signature import decoder_for
 from propolis.app.task import Options, Task
 from propolis.core import wire
 from propolis.core.job import Done, Lease, Outcome
-from propolis.errors import BadSetting, ChildNotStarted, LeaseLost, NoProcess, OutcomeUnknown
+from propolis.errors import BadCall, BadSetting, ChildNotStarted, LeaseLost, NoProcess, OutcomeUnknown
 from propolis.worker.attempt import ChildCrashed, RaisedInChild, Slot
 from propolis.worker.children.app_location import AppLocation, Restoring, location_of
 from propolis.worker.children.child_protocol import (
@@ -88,7 +88,7 @@ class Unsendable:
         self._why = why
 
     def model_dump(self, mode: str) -> NoReturn:  # noqa: ARG002
-        raise TypeError(self._why)
+        raise BadCall(self._why)
 
 
 class Child(asyncio.SubprocessProtocol):
@@ -452,7 +452,7 @@ class TransactionInChild:
             raise OutcomeUnknown(f"its child did not answer within {SETTLE_WITHIN:.0f} s") from error
         self.open = False
         if isinstance(answer, Raised):
-            raise RaisedInChild(answer.error, answer.rule)
+            raise RaisedInChild(answer.error, answer.rule, misuse=answer.misuse)
         assert isinstance(answer, Settled)
         return answer.stands
 
@@ -467,8 +467,8 @@ def value_of(answer: Answer, job: Job, task: Task[..., Any]) -> Any:
             bodies = [bytes(emission) for emission in emissions]
             job.take_over([wire.decode(body) for body in bodies], sum(map(len, bodies)))
             return _decoded(answer, task) if unsendable is None else Unsendable(unsendable)
-        case Raised(error=error, rule=rule):
-            raise RaisedInChild(error, rule)
+        case Raised(error=error, rule=rule, misuse=misuse):
+            raise RaisedInChild(error, rule, misuse=misuse)
         case RetryWanted(reason=reason, after=after):
             raise verdicts.Retry(reason, after=after)
         case DiscardWanted(reason=reason):
