@@ -203,12 +203,13 @@ class Job(Provided):
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            checkpoint = self._encoded(value)
-            if self._listener is not None:
-                self._listener.save(self.lease, checkpoint).result()
-            self._checkpoint = checkpoint
+            pass  # what goes wrong from here on is no consequence of this
         else:
             raise Misuse("save_now() would stop the event loop that runs here: await job.save(...) instead")
+        checkpoint = self._encoded(value)
+        if self._listener is not None:
+            self._listener.save(self.lease, checkpoint).result()
+        self._checkpoint = checkpoint
 
     def _encoded(self, value: Any) -> bytes:
         if self.transaction is not None:

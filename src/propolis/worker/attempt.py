@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from enum import Enum
+from types import FrameType, TracebackType
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -207,3 +209,31 @@ class RaisedInChild(Exception):
         self.rule = rule  # the place of the task's rule for it
         self.misuse = misuse  # was it a `Misuse`?
         self.add_note(error.traceback)
+
+
+# --- what is shown of an error: from the first line of the job's own code on -----------------
+
+OURS = "propolis"
+CALLERS = (f"{OURS}.worker", f"{OURS}.testing.kit", "asyncio", "contextlib")  # on the way to that code
+
+
+def traceback_of(error: BaseException) -> str:
+    return "".join(traceback.format_exception(type(error), error, own_frames(error)))
+
+
+def own_frames(error: BaseException) -> TracebackType | None:
+    """Without the way to the first frame of the job's own code; all frames of an error that is ours alone."""
+    if isinstance(error, RaisedInChild):
+        return None  # its note has them
+    frames = error.__traceback__
+    while frames is not None and _is_of(frames.tb_frame, *CALLERS):
+        frames = frames.tb_next
+    if frames is None or _is_of(frames.tb_frame, OURS):
+        return error.__traceback__
+    return frames
+
+
+def _is_of(frame: FrameType, *packages: str) -> bool:
+    names = frame.f_globals
+    found = names.get("__package__") or names.get("__name__", "")  # in a child that may be __main__
+    return any(found == package or found.startswith(f"{package}.") for package in packages)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -44,7 +43,7 @@ from propolis.core.policy import (
 from propolis.core.protocols import MAX_OUTCOME
 from propolis.core.strategy import Delete, Repeat, Strategy
 from propolis.errors import BadSetting, BrokenPayload, FlowBroken, Misuse, OutcomeTooLarge
-from propolis.worker.attempt import Attempt, ChildCrashed, Ended, RaisedInChild, Stop
+from propolis.worker.attempt import Attempt, ChildCrashed, Ended, RaisedInChild, Stop, traceback_of
 
 
 class Judge:
@@ -118,7 +117,7 @@ class Judge:
                 if isinstance(outcome, Retried) and after is not None:
                     return Retried(delay=after, error=error_of_verdict, queue=outcome.queue)
                 return outcome
-        return judge(error=describe(error, "".join(traceback.format_exception(error))))
+        return judge(error=describe(error, traceback_of(error)))
 
     def _after_value(self, attempt: Attempt, policy: Policy, value: Any) -> Outcome:
         job, continuation = attempt.job, attempt.continuation

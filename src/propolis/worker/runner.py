@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Sized
 from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import timedelta
+from types import TracebackType
 from typing import Any, Protocol, cast
 
 from msgspec.structs import replace
@@ -53,7 +54,7 @@ from propolis.errors import (
     PropolisError,
     UnknownTask,
 )
-from propolis.worker.attempt import Attempt, ChildCrashed, Ended, Slot, SlotState, Stop
+from propolis.worker.attempt import Attempt, ChildCrashed, Ended, Slot, SlotState, Stop, own_frames
 from propolis.worker.calls.performing import call_around, call_task
 from propolis.worker.calls.plain_calls import call_either
 from propolis.worker.calls.slot_threads import SlotThreads
@@ -62,6 +63,8 @@ from propolis.worker.children.suspects import PutOff, Suspects
 from propolis.worker.outcomes import Judge, failures_under_other_rules, raised, with_last_words
 
 log = logging.getLogger("propolis.worker")
+
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
 STUCK = Error("TimeoutError", "it ran out of time and does not stop")
 NO_CONNECTION = timedelta(seconds=5)  # until a job is tried again for which no transaction could begin
@@ -441,8 +444,13 @@ def _log_failure(attempt: Attempt, ended: Ended) -> None:
                 reason,
                 error.type,
                 error.message,
-                exc_info=raised(ended) if error.traceback else None,
+                exc_info=_shown_of(raised(ended)) if error.traceback else None,
             )
+
+
+def _shown_of(error: BaseException | None) -> ExcInfo | None:
+    """What the log shows below its line."""
+    return None if error is None else (type(error), error, own_frames(error))
 
 
 def _named(attempt: Attempt) -> str:

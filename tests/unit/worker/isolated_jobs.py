@@ -124,6 +124,12 @@ def fail(how: str) -> None:
     raise Unhappy("so") if how == "unhappy" else RuntimeError(how)
 
 
+@app.task(name="fail-awaited", isolate="process", on_error=dead)
+async def fail_awaited(how: str) -> None:
+    await asyncio.sleep(0)
+    raise Unhappy(how)
+
+
 @app.task(name="leave", isolate="process", on_error=dead)
 def leave() -> None:
     raise SystemExit(3)

@@ -205,6 +205,20 @@ async def test_rules_for_errors_hold_for_what_a_child_raises(app: Registry) -> N
     assert (other.reason, other.attempts) == ("failed", 2)
 
 
+@pytest.mark.parametrize("task", ["fail", "fail-awaited"])
+async def test_the_traceback_of_a_child_begins_with_the_code_of_the_task(
+    app: Registry, caplog: pytest.LogCaptureFixture, task: str
+) -> None:
+    record = await run_one(app, task, "unhappy")
+    assert record.error is not None
+    assert "isolated_jobs.py" in record.error.traceback.splitlines()[1]
+    assert "During handling" not in record.error.traceback
+    [logged] = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert logged.exc_info is not None
+    assert logged.exc_info[2] is None  # not the way to the child
+    assert record.error.traceback in caplog.text
+
+
 async def test_leaving_the_interpreter_is_an_error_and_no_crash(app: Registry) -> None:
     """S1.10."""
     record = await run_one(app, "leave")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from propolis.app.context import Job
@@ -33,11 +33,10 @@ async def call_around(
         return call_around(others, job, innermost, plain)
 
     def inner_of_plain() -> Any:
-        try:
+        with suppress(RuntimeError):
             asyncio.get_running_loop()
-        except RuntimeError:
-            return plain.wait(inner())
-        return inner()  # a coroutine that it returned is awaited in the loop
+            return inner()  # a coroutine that it returned is awaited in the loop
+        return plain.wait(inner())
 
     return await call_either(plain, wrap, job, inner if is_async(wrap) else inner_of_plain)
 

@@ -41,6 +41,7 @@ from propolis.core.job import Lease, Progress, describe, storable
 from propolis.core.protocols import Engine, LendsTransactions, Lent
 from propolis.engines.address import Address, masked
 from propolis.errors import BadSetting, EngineError, LeaseLost, Misuse
+from propolis.worker.attempt import traceback_of
 from propolis.worker.calls.own_context import in_own_context
 from propolis.worker.calls.performing import call_around, call_task
 from propolis.worker.calls.threads import set_again
@@ -350,7 +351,7 @@ async def call_hook(hook: Callable[..., Any], app: Registry) -> None:
 
 
 def raised(error: BaseException, task: Task[..., Any] | None) -> Raised:
-    described = describe(error, "".join(traceback.format_exception(error)))
+    described = describe(error, traceback_of(error))
     rule = None if task is None else rule_for(task, error)
     return Raised(described, rule, misuse=isinstance(error, Misuse))
 
