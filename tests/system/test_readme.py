@@ -85,6 +85,15 @@ def test_the_guide_to_tasks_works_as_written(tmp_path: Path) -> None:
     assert lines.count("guide.charge begins") == 2  # the stolen card, and the one that was emitted
 
 
+def test_the_page_on_records_and_feeds_works_as_written(tmp_path: Path) -> None:
+    [program] = blocks("python", (ROOT / "docs" / "records.md").read_text(encoding="utf-8"))
+    (tmp_path / "visits.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "visits.py")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["/bees has 3 visits", "/bees /bees /bees False", "/honey"]
+
+
 def _site_packages() -> str:
     """A link to the interpreter loses its environment: hand its paths on."""
     return os.pathsep.join(path for path in sys.path if path)
