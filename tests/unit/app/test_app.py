@@ -19,6 +19,7 @@ from propolis.core.policy import Policy
 from propolis.core.protocols import Durability, Receipt
 from propolis.core.wire import decode
 from propolis.engines.memory import MemoryEngine
+from propolis.engines.sqlite import snapshot
 from propolis.errors import (
     BadName,
     BadSetting,
@@ -30,6 +31,7 @@ from propolis.errors import (
     UnknownEngine,
 )
 from propolis.strategies import dead, delete, exponential, repeat
+from propolis.testing.engines.samples import a_job
 from propolis.values import Filter, Scope, State
 from propolis.worker import Mode, Settings, Worker
 
@@ -721,3 +723,18 @@ async def test_a_name_that_no_job_can_have_is_refused_by_those_who_operate(scope
     with pytest.raises(BadName, match="at most 128"):
         await app.queues.adrop(name)
     assert await app.queues.arules() == []
+
+
+async def test_a_list_goes_on_until_it_has_as_many_as_are_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L5: what one call does not find, the next ones look for."""
+    monkeypatch.setattr(snapshot, "COUNTED", 10)
+    app = App(f"sqlite:///{tmp_path / 'jobs.db'}")
+    await app.client.aput_many([a_job(task="other") for _ in range(25)])
+    await app.client.aput_many(wanted := [a_job(task="wanted") for _ in range(25)])
+
+    for limit in (1, 20, 100):
+        found = await app.jobs.afind(Filter(task="wanted"), limit=limit)
+        assert [info.id for info in found] == [job.id for job in wanted[:limit]]
+    await app.aclose()

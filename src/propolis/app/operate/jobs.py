@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
 from typing import Any
 
+from msgspec.structs import replace
+
 from propolis.app.client.blocking import blocking
 from propolis.app.client.client import Client
 from propolis.app.operate.explain import explain
 from propolis.core.job import JobInfo, State
-from propolis.core.protocols import Filter
+from propolis.core.protocols import Filter, Page
 from propolis.core.wire import check_moment
 
 Verb = Callable[..., Awaitable[list[bool]]]
@@ -29,18 +31,32 @@ class Jobs:
         return await (await self._client.ready()).get(job_id)
 
     async def afind(self, where: Filter = EVERYTHING, *, limit: int = 100) -> list[JobInfo]:
-        """The oldest `limit` jobs that match."""
-        return (await (await self._client.ready()).find(where, limit=limit)).jobs
+        """The oldest `limit` jobs that match; any of them where storage has many and no order of them.
+
+        It goes on until it has so many, however far that is.
+        """
+        found: list[JobInfo] = []
+        async for page in self._pages(where, limit):
+            found += page.jobs
+            if len(found) >= limit:
+                break
+        return found[:limit]
 
     async def aeach(self, where: Filter = EVERYTHING) -> AsyncIterator[JobInfo]:
         """Every job that matches, page by page."""
-        engine = await self._client.ready()
-        after: int | None = 0
-        while after is not None:
-            page = await engine.find(where, limit=PAGE, after=after)
+        async for page in self._pages(where, PAGE):
             for info in page.jobs:
                 yield info
-            after = page.after
+
+    async def _pages(self, where: Filter, limit: int) -> AsyncIterator[Page]:
+        """A page may be empty though there are more."""
+        engine = await self._client.ready()
+        after: int | None = None
+        while True:
+            page = await engine.find(where, limit=limit, after=after)
+            yield page
+            if (after := page.after) is None:
+                return
 
     async def aexplain(self, job_id: str) -> list[str]:
         """Why is this job not running?"""
@@ -57,6 +73,8 @@ class Jobs:
         self, where: Filter, *, limit: int | None = None, ended_before: datetime | None = None
     ) -> int:
         """Replay every dead job that matches, the first `limit` of them if given; returns how many."""
+        if where.state is None:
+            where = replace(where, state=State.DEAD)  # so that nothing else has to be walked through
         return await self._all(where, self.areplay, limit, ended_before)
 
     async def adelete(self, *job_ids: str) -> list[bool]:
