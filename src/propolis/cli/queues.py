@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from propolis.cli.console.output import counted, shown_span
 from propolis.cli.console.session import PROBLEMS, Session, looks_at_app, on_app
 from propolis.core.job import State
-from propolis.core.protocols import Counts, Filter, Rule, RuleKind, Scope
+from propolis.core.protocols import Counts, Filter, KnowsOldest, Rule, RuleKind, Scope
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -102,12 +102,15 @@ def described(rule: Rule) -> str:
 
 
 async def oldest_of(session: Session, counts: dict[str, Counts]) -> dict[str, float]:
-    """For how many seconds the first ready job of each queue has been waiting."""
-    now = await session.now()
+    """For how many seconds the first ready job of each queue has been waiting, where a bite shows it."""
+    now, engine = await session.now(), await session.app.client.ready()
+    queues = [name for name, count in counts.items() if count.ready]
+    if isinstance(engine, KnowsOldest):
+        return {queue: (now - at).total_seconds() for queue, at in (await engine.oldest(queues)).items()}
     ages = {}
-    for queue in [name for name, count in counts.items() if count.ready]:
+    for queue in queues:
         where = Filter(queue=queue, state=State.READY, scheduled=False)
-        for info in await session.jobs.afind(where, limit=1):
+        for info in (await engine.find(where, limit=1)).jobs:
             ages[queue] = (now - info.put_at).total_seconds()
     return ages
 

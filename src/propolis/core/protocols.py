@@ -203,7 +203,11 @@ class Filter(Struct, frozen=True, kw_only=True):
 
 
 class Page(Struct, frozen=True):
-    """Some of what was asked for, oldest first, and where to go on (None: that was all)."""
+    """Some of what was asked for, and where to go on (None: that was all).
+
+    It may be short, or empty, though there is more: each call reads a bite.  `after` means something only to
+    the engine that gave it.
+    """
 
     jobs: list[JobInfo]
     after: int | None
@@ -388,7 +392,11 @@ class Inspects(Protocol):
         ...
 
     async def find(self, where: Filter, *, limit: int = 100, after: int | None = None) -> Page:
-        """The jobs that match, in the order in which they were put."""
+        """The jobs that match, in the order in which they were put, `limit` of them at most.
+
+        An engine that has no such order at hand keeps it as long as it has no more jobs than a call reads.
+        Where there are more, whoever goes on to the end is still shown each job that matches all the time.
+        """
         ...
 
     async def position(self, job_id: str) -> int | None:
@@ -546,6 +554,18 @@ class Watched(Protocol):
 
     async def complaints(self) -> list[str]:
         """A sentence for each, with what to do about it."""
+        ...
+
+
+@runtime_checkable
+class KnowsOldest(Protocol):
+    """An engine whose `find` has no order where there is much, and that still knows what stands first."""
+
+    async def oldest(self, queues: Sequence[str]) -> dict[str, datetime]:
+        """When the first ready job of each of these queues was put; those without one are left out.
+
+        Of what was sent back to wait once more it may not know.
+        """
         ...
 
 

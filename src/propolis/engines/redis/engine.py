@@ -99,7 +99,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Self
 
@@ -147,8 +147,8 @@ from propolis.engines.redis.codec import (
     status_from,
     taken_in,
 )
-from propolis.engines.redis.doors import DOORS, at_doors, with_doors
 from propolis.engines.redis.feeds import RedisFeeds
+from propolis.engines.redis.finding import Walk, find_in
 from propolis.engines.redis.records import answers_from, packed_swaps, read_from
 from propolis.engines.redis.repair import repair
 from propolis.engines.redis.safety import check_rights, check_safety, complaint_of, durability_of, read_safety
@@ -173,7 +173,9 @@ log = logging.getLogger("propolis.redis")
 
 PREFIX = "propolis:"
 CLUSTER_PREFIX = "{propolis}:"
-LOOKED_THROUGH = 2000  # jobs that one call of `find` looks at: about a millisecond of the server's time
+LOOKED_THROUGH = 2000  # jobs that one call of `find` looks at: some milliseconds of the server's time
+LOOKED_THROUGH_BYTES = 4 << 20  # and no more of them once they are so large
+LOOKED_INTO = 100  # and queues
 TAKEN_IN = 500  # jobs that are taken in through the door by one call
 TAKEN_IN_BYTES = 1 << 20  # and no more of them once they are so large
 _LAYOUT = b"1"
@@ -190,6 +192,7 @@ class RedisEngine(FromExchange, RedisFeeds):
     """
 
     limits = EVERY_SCOPE
+    number = 0  # of the shard that it is, where an app has some
 
     def __init__(
         self,
@@ -505,14 +508,9 @@ class RedisEngine(FromExchange, RedisFeeds):
                 taken += await self._call("take_in", queue, *args)
         return taken
 
-    async def doors(self, only: str | None) -> AsyncIterator[tuple[str, int]]:
-        last = b""
-        while True:
-            last, found = await self._call("doors", 1000, last, only or "", reads=True)
-            for queue, n in zip(found[::2], found[1::2], strict=True):
-                yield queue.decode(), n
-            if not last:
-                return
+    async def doors(self, after: str, only: str | None) -> tuple[str, list[str]]:
+        last, found = await self._call("doors", LOOKED_INTO, after, only or "", reads=True)
+        return last.decode(), [queue.decode() for queue in found[::2]]
 
     async def pushed(self, queue: str, first: int) -> list[bytes]:
         bite: list[bytes] = await self._call("at_door", queue, TAKEN_IN, TAKEN_IN_BYTES, first, reads=True)
@@ -541,29 +539,32 @@ class RedisEngine(FromExchange, RedisFeeds):
         return None
 
     async def find(self, where: Filter, *, limit: int = 100, after: int | None = None) -> Page:
-        if after is not None and after >= DOORS:
-            return await at_doors([self], where, limit, after)
-        found = await self.matching(where, limit + 1, after or 0)
-        page = found[:limit]
-        infos = await self.job_infos([job_id for _, job_id in page])
-        stored = Page(infos, page[-1][0] if page and len(found) > limit else None)
-        return await with_doors(stored, [self], where, limit)
+        return await find_in([self], 1, where, limit, after)
 
-    async def matching(self, where: Filter, limit: int, after: int) -> list[tuple[int, bytes]]:
-        """The numbers and the ids of those that match and were put first."""
-        asked = packed({name: value for name, value in asdict(where).items() if value is not None})
-        found: set[tuple[int, bytes]] = set()
-        cursor = b"0"
-        while True:
-            cursor, answer = await self._call("find", cursor, LOOKED_THROUGH, asked, after, limit, reads=True)
-            found.update(zip(map(int, answer[::2]), answer[1::2], strict=True))
-            found = set(sorted(found)[:limit])
-            if cursor == b"0":
-                return sorted(found)
+    async def first_matching(self, where: Filter, limit: int, after: int) -> list[tuple[int, bytes]] | None:
+        bounds = (LOOKED_THROUGH, LOOKED_THROUGH_BYTES)
+        found = await self._call("find", _asked(where), after, limit, *bounds, reads=True)
+        return None if found is None else list(zip(map(int, found[::2]), found[1::2], strict=True))
+
+    async def walk(
+        self, where: Filter, limit: int, after: int, place: Walk
+    ) -> tuple[list[bytes], Walk | None]:
+        bounds = (limit, LOOKED_THROUGH, LOOKED_THROUGH_BYTES, LOOKED_INTO)
+        begin = (place.queue, place.what, place.at, place.last)
+        more, *at, found = await self._call("find", _asked(where), after, *bounds, *begin, reads=True)
+        return found, Walk(place.shard, place.after, *at) if more else None
 
     async def job_infos(self, job_ids: Sequence[bytes | str]) -> list[JobInfo]:
         rows = await self._call("job_infos", *job_ids, reads=True) if job_ids else []
         return [info for row in rows if (info := job_info_from(row))]
+
+    async def oldest(self, queues: Sequence[str]) -> dict[str, datetime]:
+        found: dict[str, datetime] = {}
+        for start in range(0, len(queues), LOOKED_INTO):
+            asked = queues[start : start + LOOKED_INTO]
+            answers = await self._call("oldest", *asked, reads=True)
+            found |= {queue: from_us(int(us)) for queue, us in zip(asked, answers, strict=True) if us}
+        return found
 
     async def position(self, job_id: str) -> int | None:
         found: int = await self._call("position", job_id, reads=True)
@@ -719,6 +720,10 @@ class _Alarms:
 def _receipts(jobs: Sequence[Envelope], refused: Sequence[int]) -> list[Receipt]:
     """Those of jobs of which these, counted from 1, were not created because their ids are taken."""
     return all_created_but(jobs, ((n, jobs[n - 1].id) for n in refused))
+
+
+def _asked(where: Filter) -> bytes:
+    return packed({name: value for name, value in asdict(where).items() if value is not None})
 
 
 def _counts(numbers: Iterable[int | bytes]) -> Counts:

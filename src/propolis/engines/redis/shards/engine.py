@@ -45,9 +45,9 @@ from propolis.engines.address import Address
 from propolis.engines.redis.client.dialler import Credentials
 from propolis.engines.redis.client.link import Link, RedisLink
 from propolis.engines.redis.client.target import Target, target_of
-from propolis.engines.redis.doors import DOORS, at_doors, with_doors
 from propolis.engines.redis.engine import CLUSTER_PREFIX, RedisEngine
 from propolis.engines.redis.feeds import READ_EVERY, first_of
+from propolis.engines.redis.finding import find_in
 from propolis.engines.redis.shards.group import ShardGroup, grouped
 from propolis.engines.redis.shards.leasing import Leasing
 from propolis.engines.redis.shards.putting import Putting
@@ -214,36 +214,17 @@ class ShardedEngine(FromExchange, FeedVerbs):
         return next((info for info in found if info is not None), None)
 
     async def find(self, where: Filter, *, limit: int = 100, after: int | None = None) -> Page:
-        """By the numbers of their puts, which agree among shards as far as one put can have seen another.
-
-        A cursor is the number of a put times the number of shards, plus the number of its own shard.
-        """
-        if after is not None and after >= DOORS:
-            return await at_doors(self._shards, where, limit, after)
-        found = await self._matching(where, limit + 1, after or 0)
-        page = found[:limit]
-        while page and len(found) > len(page) and found[len(page)][0] == page[-1][0]:
-            page.append(found[len(page)])  # a job that has moved may have the number of another
-        ids_by_shard = grouped((job_id, [cursor % len(self._shards)]) for cursor, job_id in page)
-        answers = await asyncio.gather(
-            *(self._shards[number].job_infos(job_ids) for number, job_ids in ids_by_shard.items())
-        )
-        infos = {info.id: info for each in answers for info in each}
-        shown = [infos[job_id.decode()] for _, job_id in page if job_id.decode() in infos]
-        stored = Page(shown, page[-1][0] if page and len(found) > len(page) else None)
-        return await with_doors(stored, self._shards, where, limit)
-
-    async def _matching(self, where: Filter, limit: int, after: int) -> list[tuple[int, bytes]]:
-        """The cursors and the ids of those that match."""
-        count = len(self._shards)
-
-        async def matching(shard: Shard) -> list[tuple[int, bytes]]:
-            before = max(0, (after - shard.number) // count)
-            found = await shard.matching(where, limit, before)
-            return [(seq * count + shard.number, job_id) for seq, job_id in found]
-
         shards = self._shards if where.queue is None else self._group.of_queue(where.queue)
-        return sorted(one for each in await asyncio.gather(*map(matching, shards)) for one in each)
+        ordered = sorted(shards, key=lambda shard: shard.number)
+        return await find_in(ordered, len(self._shards), where, limit, after)
+
+    async def oldest(self, queues: Sequence[str]) -> dict[str, datetime]:
+        found: dict[str, datetime] = {}
+        by_shard = grouped((queue, self._group.shard_map.of_queue(queue)) for queue in queues)
+        for number, own in by_shard.items():
+            for queue, put_at in (await self._shards[number].oldest(own)).items():
+                found[queue] = min(found.get(queue, put_at), put_at)
+        return found
 
     async def position(self, job_id: str) -> int | None:
         """Of a queue with several partitions: in its own partition."""
