@@ -7,6 +7,7 @@ import re
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -20,7 +21,9 @@ from propolis.engines.postgres.engine import PostgresEngine
 from propolis.engines.postgres.schema import dropped
 from propolis.engines.redis.client.target import target_of
 from propolis.engines.redis.engine import RedisEngine
-from propolis.engines.shared.book.store import Store, Table
+from propolis.engines.redis.shards.engine import ShardedEngine
+from propolis.engines.redis.shards.shard_map import ShardMap
+from propolis.engines.shared.book.store import HeldTable, Store, Table
 from propolis.engines.shared.book.stored_engine import StoreEngine
 from propolis.engines.sqlite.engine import SQLiteEngine
 
@@ -115,6 +118,13 @@ class PostgresMeter:
         link = self._engine._link
         link.write = link.read = self._counted  # type: ignore[method-assign]
 
+    async def leave_uncounted(self, queue: str, calls: int) -> None:
+        """As so many calls do between two sweeps."""
+        rows = "SELECT $1, 0, 0 FROM generate_series(1, $2)"
+        await self._watch.execute(
+            f"INSERT INTO {self._schema}.tally (queue, put, deleted) {rows}", queue, calls
+        )
+
     async def read(self) -> float:
         return self._work
 
@@ -144,7 +154,7 @@ class RedisMeter:
 
     unit, floor, repeats = "µs of CPU", 400.0, 5
 
-    def __init__(self, engine: RedisEngine) -> None:
+    def __init__(self, engine: RedisEngine | ShardedEngine) -> None:
         self._engine = engine
 
     async def filled(self) -> None: ...
@@ -155,6 +165,7 @@ class RedisMeter:
 
 
 _SECONDS = re.compile(rb"used_cpu_(?:sys|user)_main_thread:([0-9.]+)")
+SHARDS = 4
 # What the server does by itself, it does rarely.
 QUIET = {"activerehashing": "no", "hz": 1}
 
@@ -195,6 +206,28 @@ class StoreMeter:
 
     def count(self, pairs: int) -> None:
         self._pairs += pairs
+
+
+class HeldStore:
+    """A table in this process as a store.  Its transactions are not undone: nothing fails in between."""
+
+    durability = Durability.MEMORY
+
+    def __init__(self) -> None:
+        self._table = HeldTable()
+        self._commits = 0
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def changes(self) -> int:
+        return self._commits
+
+    @contextmanager
+    def transaction(self) -> Iterator[Table]:
+        yield self._table
+        self._commits += 1
 
 
 class _CountedTable:
@@ -243,6 +276,22 @@ async def metered_redis(url: str, prefix: str, clock: Clock) -> AsyncIterator[tu
     engine = await RedisEngine(target_of(Address(f"{url}?patience=10m")), prefix=prefix, clock=clock).open()
     yield engine, RedisMeter(engine)
     await engine.close()
+
+
+@asynccontextmanager
+async def metered_shards(url: str, name: str, clock: Clock) -> AsyncIterator[tuple[Engine, Meter]]:
+    """All shards on one server: so what a call costs in all of them is counted together."""
+    target, shard_map = target_of(Address(f"{url}?patience=10m")), ShardMap(SHARDS)
+    engine = await ShardedEngine(target, shard_map, prefix=f"{{{name}}}:", clock=clock).open()
+    yield engine, RedisMeter(engine)
+    await engine.close()
+
+
+@asynccontextmanager
+async def metered_book(clock: Clock) -> AsyncIterator[tuple[Engine, Meter]]:
+    """What engines over a store share, on the smallest one."""
+    async with metered_store(HeldStore(), partial(StoreEngine, clock=clock)) as metered:
+        yield metered
 
 
 @asynccontextmanager
