@@ -11,6 +11,7 @@ from propolis.app.client.client import Client
 from propolis.app.client.waiting import wait_until_ended
 from propolis.core.duration import Duration
 from propolis.core.job import JobInfo, State
+from propolis.core.protocols import Inspects, Operates
 from propolis.errors import JobFailed, ResultNotKept
 
 R_co = TypeVar("R_co", covariant=True)
@@ -34,13 +35,13 @@ class Handle(Generic[R_co]):
 
     async def astatus(self) -> JobInfo | None:
         """Everything known of the job; None once it has ended and was not kept."""
-        return await (await self._client.ready()).get(self.id)
+        return await (await self._client.piece(Inspects)).get(self.id)
 
     status = blocking(astatus)
 
     async def acancel(self) -> bool:
         """End it if it waits, ask it to stop if it runs; False if it has ended."""
-        [answer] = await (await self._client.ready()).cancel([self.id])
+        [answer] = await (await self._client.piece(Operates)).cancel([self.id])
         return answer
 
     cancel = blocking(acancel)

@@ -11,7 +11,8 @@ from propolis.app.context import Job
 from propolis.app.operate.schedules import Declared
 from propolis.app.task import Task
 from propolis.core.clock import Clock
-from propolis.core.protocols import Durability, Engine, LendsTransactions, Records
+from propolis.core.protocols import Durability, Engine, LendsTransactions, Limits, Records
+from propolis.core.schedule import Overlap
 from propolis.engines.address import masked
 from propolis.errors import BadSetting, NoTransactions, UnknownTask
 
@@ -82,6 +83,8 @@ class Registry:
             )
         self.declared_schedules[declared.name] = declared
         self.client.needs[Records] = "for its schedules"
+        if declared.plan.overlap is Overlap.QUEUE_ONE:
+            self.client.needs[Limits] = f'for overlap="queue-one" of schedule {declared.name!r}'
 
     def check_engine(self, engine: Engine) -> None:
         """`BadSetting` now for a task that asks for what this engine does not have."""

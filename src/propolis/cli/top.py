@@ -20,7 +20,7 @@ from propolis.cli.console.output import Cell, console, make_table, shown_span
 from propolis.cli.console.session import Session, looks_at_app
 from propolis.cli.console.values import span
 from propolis.core.job import JobInfo, State
-from propolis.core.protocols import Counts, Filter
+from propolis.core.protocols import Counts, Filter, Inspects
 from propolis.engines.address import masked
 
 if TYPE_CHECKING:  # see output.py
@@ -65,7 +65,7 @@ async def top(session: Session, once: bool, interval: Any) -> None:
 
 
 async def current_view(session: Session) -> View:
-    engine = await session.app.client.ready()
+    engine = await session.app.client.piece(Inspects)
     running = await session.jobs.afind(Filter(state=State.RUNNING), limit=MAX_RUNNING)
     return View(await engine.now(), await engine.queues(), running)
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 import propolis.engines.forks  # noqa: F401  # registered before what is below, so that it is run after that
 from propolis.core.clock import Clock
-from propolis.core.protocols import Durability, Engine
-from propolis.engines.address import Address
+from propolis.core.protocols import Core, Durability, Engine
+from propolis.engines.address import Address, masked
 from propolis.engines.shared import log_lines  # noqa: F401  # from here on, what all of us log is one line each
 from propolis.errors import BadSetting, DriverMissing, DurabilityTooLow, UnknownEngine
 
-__all__ = ["GROUP", "Address", "MakeEngine", "make_engine", "open_engine", "require", "target_of"]
+__all__ = ["GROUP", "Address", "MakeEngine", "make_engine", "open_engine", "piece_of", "require", "target_of"]
+
+Piece = TypeVar("Piece")
 
 GROUP = "propolis.engines"  # the entry points by which other packages offer engines
 
@@ -106,3 +109,19 @@ def require(engine: Engine, floor: Durability | None) -> None:
     """`DurabilityTooLow` if the engine keeps less than `floor` asks for."""
     if floor is not None and engine.durability < floor:
         raise DurabilityTooLow(engine.durability.name.lower(), floor.name.lower(), _ADVICE[floor])
+
+
+def piece_of(
+    engine: Core, piece: Callable[..., Piece], *, url: str | None = None, use: str = "is needed here"
+) -> Piece:
+    """The engine as one that has this piece of the contract; `BadSetting` where it lacks it.
+
+    `use` goes on after "which".  The piece is a callable here: mypy takes no protocol for a `type[Piece]`.
+    """
+    kind = cast("type[Piece]", piece)
+    if isinstance(engine, kind):
+        return engine
+    name = type(engine).__name__ + ("" if url is None else f", the engine of {masked(url)},")
+    raise BadSetting(
+        f"{name} lacks the piece {kind.__name__}, which {use}: take another engine, or do without"
+    )

@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 
 from propolis import App, every
-from propolis.app.operate.schedule_records import KIND, all_schedules, change_to, records_of
-from propolis.core.protocols import Engine, pop
+from propolis.app.operate.schedule_records import KIND, all_schedules, change_to
+from propolis.core.protocols import Engine, Records, pop
 from propolis.core.records import Read, Swap, Swapped
 from propolis.core.schedule import Schedule, ScheduleRecord
+from propolis.engines import piece_of
 from propolis.worker.sweeping.schedule_firing import Firer
 
 Make = Callable[[], Engine]
@@ -36,7 +37,7 @@ async def put(engine: Engine, name: str = "report", **fields: Any) -> None:
 async def keep(engine: Engine, schedule: Schedule, next_at: datetime) -> None:
     """Store a schedule as it is, whatever its timing says."""
     stored = ScheduleRecord(schedule=schedule, next_at=next_at)
-    [answer] = await records_of(engine).swap([Swap(changes=(change_to(stored, 0),))])
+    [answer] = await piece_of(engine, Records).swap([Swap(changes=(change_to(stored, 0),))])
     assert answer.refusal is None
 
 

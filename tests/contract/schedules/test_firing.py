@@ -15,15 +15,15 @@ from propolis.app.operate.schedule_records import (
     KIND,
     all_schedules,
     pause,
-    records_of,
     remove,
     schedule_named,
     store,
 )
 from propolis.core.job import Done
-from propolis.core.protocols import Engine, Rule, RuleKind, Scope
+from propolis.core.protocols import Engine, Records, Rule, RuleKind, Scope
 from propolis.core.records import KEEP, MAX_VALUE, Change, Read, Swap
 from propolis.core.schedule import Cron, Every, Misfire, Overlap, Schedule, ScheduleRecord, firing_id
+from propolis.engines import piece_of
 from propolis.engines.memory import MemoryEngine
 from propolis.errors import RecordTooLarge
 from propolis.testing.clock import START, FakeClock
@@ -83,7 +83,7 @@ class Stale(Around):
 
 async def due_as_of_now(engine: Engine) -> Any:
     """An engine for a worker that has just read what is due, and rests before it fires it."""
-    return Stale(engine, await records_of(engine).records(KIND, due=True))
+    return Stale(engine, await piece_of(engine, Records).records(KIND, due=True))
 
 
 # --- storing -----------------------------------------------------------------------------
@@ -469,7 +469,7 @@ async def test_an_unreadable_record_stops_no_other_and_is_moved_on(
 ) -> None:
     """L7: and it is told once."""
     torn = Change(kind=KIND, name="a", value=value, expected=0, at=MINUTE)
-    await records_of(engine).swap([Swap(changes=(torn,))])
+    await piece_of(engine, Records).swap([Swap(changes=(torn,))])
     await store(engine, [every_minute()])
     clock.advance(MINUTE)
     firer = Firer(engine, ())
@@ -479,7 +479,7 @@ async def test_an_unreadable_record_stops_no_other_and_is_moved_on(
     assert [record.getMessage() for record in caplog.records] == ["schedule a cannot be read by this version"]
     clock.advance(LEFT_ALONE)
     await firer.fire_due()
-    [record] = (await records_of(engine).records(KIND, names=["a"])).records
+    [record] = (await piece_of(engine, Records).records(KIND, names=["a"])).records
     assert record.value == torn.value
     assert record.at is not None
     assert record.at > clock.now
@@ -500,14 +500,14 @@ async def test_one_that_cannot_be_fired_stops_no_other_and_is_moved_on(
 ) -> None:
     """L7: here there is no room for the last instant, which is stored when it fires."""
     change = Change(kind=KIND, name="a", value=value_of(filled(10)), expected=0, at=MINUTE)
-    await records_of(engine).swap([Swap(changes=(change,))])
+    await piece_of(engine, Records).swap([Swap(changes=(change,))])
     await store(engine, [every_minute()])
     clock.advance(MINUTE)
     await fire(engine)
     assert await order(engine) == [JOB]
     clock.advance(LEFT_ALONE)
     await fire(engine)
-    [record] = (await records_of(engine).records(KIND, names=["a"])).records
+    [record] = (await piece_of(engine, Records).records(KIND, names=["a"])).records
     assert record.at is not None
     assert record.at > clock.now
 
@@ -528,7 +528,7 @@ async def test_a_reminder_that_came_too_early_fires_nothing(engine: Engine, cloc
     """The value is the truth."""
     await keep(engine, every_minute(), SECOND)
     early = Change(kind=KIND, name="report", value=KEEP, at=MINUTE)
-    await records_of(engine).swap([Swap(changes=(early,))])
+    await piece_of(engine, Records).swap([Swap(changes=(early,))])
     clock.advance(MINUTE)
 
     assert await fire(engine) == MINUTE

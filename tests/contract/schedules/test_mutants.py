@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from propolis.app.operate.schedule_records import KIND, all_schedules, pause, records_of, store
-from propolis.core.protocols import Swept
+from propolis.app.operate.schedule_records import KIND, all_schedules, pause, store
+from propolis.core.protocols import Records, Swept
 from propolis.core.records import Swap, Swapped
 from propolis.core.schedule import firing_id
+from propolis.engines import piece_of
 from propolis.engines.memory import MemoryEngine
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines.steps import found
@@ -81,9 +82,9 @@ async def keeps_its_promises(engine: Any, clock: FakeClock) -> None:
     """Two fire at once; meanwhile an operator pauses a schedule that one of them has seen."""
     await store(engine, [every_minute("a"), every_minute("b"), every_minute("c")])
     clock.advance(MINUTE)
-    late: Any = Stale(engine, await records_of(engine).records(KIND, due=True))
+    late: Any = Stale(engine, await piece_of(engine, Records).records(KIND, due=True))
     assert await pause(engine, "b", paused=True)
-    a: Any = Stale(engine, await records_of(engine).records(KIND, names=["a"]))
+    a: Any = Stale(engine, await piece_of(engine, Records).records(KIND, names=["a"]))
     await Firer(a, ()).fire_due()
     await Firer(late, ()).fire_due()
     assert await found(engine) == [firing_id("a", FIRST), firing_id("c", FIRST)]

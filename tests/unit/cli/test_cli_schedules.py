@@ -15,15 +15,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from propolis import App
-from propolis.app.operate.schedule_records import change_to, records_of
+from propolis.app.operate.schedule_records import change_to
 from propolis.cli import main
 from propolis.cli.schedules import shown_timing
 from propolis.cli.worker import queues_of
 from propolis.core.duration import milliseconds
-from propolis.core.protocols import Engine, Filter
+from propolis.core.protocols import Engine, Filter, Records
 from propolis.core.records import Swap
 from propolis.core.schedule import Cron, Misfire, Plan, ScheduleRecord, cron, every
-from propolis.engines import open_engine
+from propolis.engines import open_engine, piece_of
 from propolis.testing.engines.samples import a_job
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class Shell:
         job = a_job("ann", "s3cret", task="mail.digest", queue="mail")
         schedule = plan.schedule(name, job, declared=declared)
         change = change_to(ScheduleRecord(schedule=schedule, next_at=next_at), 0)
-        self.on_engine(lambda engine: records_of(engine).swap([Swap(changes=(change,))]))
+        self.on_engine(lambda engine: piece_of(engine, Records).swap([Swap(changes=(change,))]))
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from propolis.app.client.puts import MAX_PER_PUT, Puts, retry_until_answered
 from propolis.core.batch import Batch
 from propolis.core.envelope import Envelope
 from propolis.core.ids import derive_id, new_id
+from propolis.core.protocols import Batches
 from propolis.errors import EngineClosed
 
 Before = Callable[[], Awaitable[None]]
@@ -75,14 +76,15 @@ class BatchStream:
             await self._put_once(jobs, seal, token)
 
     async def _put_once(self, jobs: list[Envelope], seal: bool, token: str) -> None:
-        engine = await self._client.ready()
         if not self.opened:
+            engine = await self._client.piece(Batches)
             if self._before is not None:
                 await self._before()
             await retry_until_answered(lambda: engine.put_batch(self.batch, jobs, seal=seal, token=token))
             self.opened = True
         elif jobs:  # and not put_batch: a batch that was deleted meanwhile must not come back
-            await retry_until_answered(lambda: engine.put(jobs, token=token))
+            core = await self._client.ready()
+            await retry_until_answered(lambda: core.put(jobs, token=token))
 
     async def finish(self, jobs: list[Envelope], *, seal: bool) -> None:
         """Put the last piece, and seal."""
@@ -90,7 +92,7 @@ class BatchStream:
         await self.put(jobs, seal=in_one_step)
         await self._puts.end()
         if seal and not in_one_step:
-            engine = await self._client.ready()
+            engine = await self._client.piece(Batches)
             await retry_until_answered(lambda: engine.seal(self.batch.id))
 
     async def abandon(self) -> None:

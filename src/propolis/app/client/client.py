@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
@@ -17,7 +17,7 @@ from propolis.app.client.puts import Coalescer, IdempotentPuts, Puts, bundles
 from propolis.core.clock import Clock
 from propolis.core.envelope import Envelope
 from propolis.core.protocols import Durability, Engine, Looks, Receipt, Remote, Transactional
-from propolis.engines import durability_of, make_engine, require, target_of
+from propolis.engines import durability_of, make_engine, piece_of, require, target_of
 from propolis.engines.address import Address, masked
 from propolis.engines.shared.guarded_lock import GuardedLock
 from propolis.errors import BadSetting
@@ -44,7 +44,7 @@ class Client:
         self.url = url
         self.tasks: Mapping[str, DeclaredTask] = {}  # of its app, by name
         self.looks = False  # whoever uses it only looks: storage is not created
-        self.needs: dict[type, str] = {}  # pieces of the contract, and what for
+        self.needs: dict[type, str] = {}  # pieces of the contract, and how this app says so
         self._floor = durability_of(durability)
         self._clock = clock
         self._lock = GuardedLock()
@@ -98,7 +98,8 @@ class Client:
     async def _open(self, engine: Engine, opening: Future[None]) -> None:
         """Open it for all that wait for it: nobody uses an engine that is half open."""
         try:
-            self._check_pieces(engine)
+            for piece, use in self.needs.items():
+                piece_of(engine, piece, url=self.url, use=f"this app needs {use}")
             await (engine.open_to_look() if self.looks and isinstance(engine, Looks) else engine.open())
             require(engine, self._floor)
             self._remote = isinstance(engine, Remote) and engine.remote
@@ -115,13 +116,9 @@ class Client:
             if not opening.done():
                 opening.set_result(None)
 
-    def _check_pieces(self, engine: Engine) -> None:
-        for piece, use in self.needs.items():
-            if not isinstance(engine, piece):
-                raise BadSetting(
-                    f"{type(engine).__name__}, the engine of {masked(self.url)}, lacks the piece "
-                    f"{piece.__name__}, which this app needs {use}: take another engine, or do without"
-                )
+    async def piece(self, piece: Callable[..., T]) -> T:
+        """The engine, opened, for the verbs of a piece of the contract; `BadSetting` where it lacks it."""
+        return piece_of(await self.ready(), piece, url=self.url)
 
     async def aput(self, job: Envelope) -> Receipt:
         """Put one job, together with whatever else is being put at this moment."""

@@ -19,7 +19,7 @@ from propolis.core.batch import BatchState, BatchStatus
 from propolis.core.duration import Duration
 from propolis.core.ids import derive_id
 from propolis.core.job import Member, State
-from propolis.core.protocols import Engine
+from propolis.core.protocols import Batches
 from propolis.errors import FlowFailed, UnknownFlow
 
 Out_co = TypeVar("Out_co", covariant=True)
@@ -111,7 +111,7 @@ class FlowRun(Generic[Out_co]):
 
     async def astatus(self) -> FlowStatus | None:
         """None if it is unknown, was deleted, or its time is over."""
-        engine = await self._client.ready()
+        engine = await self._client.piece(Batches)
         whole = await engine.batch(self.id)
         if whole is None:
             return None
@@ -207,7 +207,7 @@ def _with_segments(flow: str, parts: Sequence[shape.Part]) -> list[tuple[str, sh
     return list(zip(batch_ids(flow, len(found)), found, strict=True))
 
 
-async def _steps_of(engine: Engine, batch: str, segment: shape.Segment) -> list[StepStatus]:
+async def _steps_of(engine: Batches, batch: str, segment: shape.Segment) -> list[StepStatus]:
     """The steps of one batch: the chain member by member, the fan-out as what is left of the counts."""
     places = len(segment.chain) + 1  # the first one is the batch inside of this
     status = await engine.batch(batch)

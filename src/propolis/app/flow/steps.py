@@ -21,6 +21,7 @@ from propolis.core.batch import Batch, callback_id
 from propolis.core.duration import Duration, milliseconds
 from propolis.core.envelope import Envelope
 from propolis.core.ids import derive_id, new_id
+from propolis.core.protocols import Batches
 from propolis.errors import BadCall, BadSetting, FlowBroken
 
 A = TypeVar("A")
@@ -353,7 +354,7 @@ async def _put(client: Client, compiled: Compiled) -> None:
 
     Whoever dies on the way leaves open batches without jobs, which are forgotten.
     """
-    engine = await client.ready()
+    engine = await client.piece(Batches)
     inner = compiled.batches[-1]
     for batch in compiled.batches if inner.parent is not None else ():
         await retry_until_answered(partial(engine.put_batch, batch, seal=False))

@@ -9,7 +9,7 @@ from propolis.app.client.client import Client
 from propolis.app.operate.jobs import PAGE, Jobs, dead
 from propolis.core.batch import BatchStatus
 from propolis.core.job import Member, State
-from propolis.core.protocols import Filter
+from propolis.core.protocols import Batches, Filter, Operates
 
 MEMBER_STATES = ("enqueued", "retrying", "running", "done", "dead", "cancelled")
 
@@ -21,11 +21,11 @@ class StoredBatches:
         self._client = client
 
     async def aget(self, batch: str) -> BatchStatus | None:
-        return await (await self._client.ready()).batch(batch)
+        return await (await self._client.piece(Batches)).batch(batch)
 
     async def afind(self, *, limit: int = 100, after: str | None = None) -> list[BatchStatus]:
         """In the order of their ids, which is that of their making unless these were chosen."""
-        return await (await self._client.ready()).batches(limit=limit, after=after)
+        return await (await self._client.piece(Batches)).batches(limit=limit, after=after)
 
     async def amembers(self, batch: str, *, after: int | None = None) -> AsyncIterator[Member]:
         """Every member in the order of the numbers, page by page; with `after`, those behind that number.
@@ -33,7 +33,7 @@ class StoredBatches:
         Members that were added by several at once may share a number, so each page begins
         with the last number of the page before.
         """
-        engine = await self._client.ready()
+        engine = await self._client.piece(Batches)
         seen, limit = set[str](), PAGE
         while page := await engine.members(batch, limit=limit, after=after):
             for member in page:
@@ -58,16 +58,16 @@ class StoredBatches:
         return ids
 
     async def aseal(self, batch: str) -> bool:
-        return await (await self._client.ready()).seal(batch)
+        return await (await self._client.piece(Batches)).seal(batch)
 
     async def acancel(self, batch: str) -> int:
         """End what waits and ask what runs to stop, also in nested batches; returns how many jobs."""
-        engine = await self._client.ready()
+        engine, operator = await self._client.piece(Batches), await self._client.piece(Operates)
         live = [member.id async for member in self.amembers(batch) if not member.state.terminal]
         changed = 0
         for start in range(0, len(live), PAGE):
             ids = live[start : start + PAGE]
-            answers = await engine.cancel(ids)
+            answers = await operator.cancel(ids)
             changed += sum(answers)
             for member, cancelled in zip(ids, answers, strict=True):
                 if not cancelled and await engine.batch(member) is not None:
@@ -80,7 +80,7 @@ class StoredBatches:
 
     async def adelete(self, batch: str) -> bool:
         """Forget it with the members that wait; those that run finish; no callback.  False: unknown."""
-        return await (await self._client.ready()).delete_batch(batch)
+        return await (await self._client.piece(Batches)).delete_batch(batch)
 
     get = blocking(aget)
     find = blocking(afind)

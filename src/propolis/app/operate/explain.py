@@ -8,10 +8,10 @@ from datetime import datetime
 from propolis.app.operate.rules import every_rule
 from propolis.app.operate.workers import live_workers
 from propolis.core.job import JobInfo, State
-from propolis.core.protocols import Engine, Records, Rule, RuleKind, Scope
+from propolis.core.protocols import Inspects, Records, Rule, RuleKind, Rules, Scope
 
 
-async def explain(engine: Engine, job_id: str, declared: Collection[str] = ()) -> list[str]:
+async def explain(engine: Inspects, job_id: str, declared: Collection[str] = ()) -> list[str]:
     """What stands between this job and its run, the strongest reason first; one sentence if nothing does.
 
     `declared` are the tasks of whoever asks; an app without any does not run jobs, and is no reason.
@@ -21,7 +21,9 @@ async def explain(engine: Engine, job_id: str, declared: Collection[str] = ()) -
         return [f"there is no job {job_id}: it never was, or it ended and was not kept"]
     if info.state is not State.READY:
         return [_not_waiting(info, await engine.now())]
-    reasons = [_by_rule(rule) async for rule in every_rule(engine) if _applies(rule, info)]
+    reasons = []
+    if isinstance(engine, Rules):
+        reasons = [_by_rule(rule) async for rule in every_rule(engine) if _applies(rule, info)]
     if info.parked:
         reasons.append(f"it is parked: a worker took it that does not know task {info.task!r}")
     nobody = await _nobody_for(engine, info)
@@ -38,7 +40,7 @@ async def explain(engine: Engine, job_id: str, declared: Collection[str] = ()) -
     return reasons + nobody
 
 
-async def _nobody_for(engine: Engine, info: JobInfo) -> list[str]:
+async def _nobody_for(engine: Inspects, info: JobInfo) -> list[str]:
     """That no worker would run it, as far as workers are known."""
     if not isinstance(engine, Records):
         return []

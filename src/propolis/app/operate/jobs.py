@@ -12,7 +12,7 @@ from propolis.app.client.blocking import blocking
 from propolis.app.client.client import Client
 from propolis.app.operate.explain import explain
 from propolis.core.job import JobInfo, State
-from propolis.core.protocols import Filter, Page
+from propolis.core.protocols import Filter, Inspects, Operates, Page
 from propolis.core.wire import check_moment
 
 Verb = Callable[..., Awaitable[list[bool]]]
@@ -28,7 +28,7 @@ class Jobs:
         self._client = client
 
     async def aget(self, job_id: str) -> JobInfo | None:
-        return await (await self._client.ready()).get(job_id)
+        return await (await self._client.piece(Inspects)).get(job_id)
 
     async def afind(self, where: Filter = EVERYTHING, *, limit: int = 100) -> list[JobInfo]:
         """The oldest `limit` jobs that match; any of them where storage has many and no order of them.
@@ -50,7 +50,7 @@ class Jobs:
 
     async def _pages(self, where: Filter, limit: int) -> AsyncIterator[Page]:
         """A page may be empty though there are more."""
-        engine = await self._client.ready()
+        engine = await self._client.piece(Inspects)
         after: int | None = None
         while True:
             page = await engine.find(where, limit=limit, after=after)
@@ -60,14 +60,14 @@ class Jobs:
 
     async def aexplain(self, job_id: str) -> list[str]:
         """Why is this job not running?"""
-        return await explain(await self._client.ready(), job_id, self._client.tasks)
+        return await explain(await self._client.piece(Inspects), job_id, self._client.tasks)
 
     async def acancel(self, *job_ids: str) -> list[bool]:
-        return await (await self._client.ready()).cancel(job_ids)
+        return await (await self._client.piece(Operates)).cancel(job_ids)
 
     async def areplay(self, *job_ids: str) -> list[bool]:
         """Give dead jobs another life."""
-        return await (await self._client.ready()).replay(job_ids)
+        return await (await self._client.piece(Operates)).replay(job_ids)
 
     async def areplay_all(
         self, where: Filter, *, limit: int | None = None, ended_before: datetime | None = None
@@ -78,7 +78,7 @@ class Jobs:
         return await self._all(where, self.areplay, limit, ended_before)
 
     async def adelete(self, *job_ids: str) -> list[bool]:
-        return await (await self._client.ready()).delete(job_ids)
+        return await (await self._client.piece(Operates)).delete(job_ids)
 
     async def apurge(
         self, where: Filter, *, limit: int | None = None, ended_before: datetime | None = None
@@ -89,7 +89,7 @@ class Jobs:
     async def areschedule(self, job_id: str, due_at: datetime) -> bool:
         """Make a waiting job due at another time; False if it is not waiting."""
         check_moment(f"job {job_id}", due_at)
-        return await (await self._client.ready()).reschedule(job_id, due_at)
+        return await (await self._client.piece(Operates)).reschedule(job_id, due_at)
 
     async def _all(self, where: Filter, verb: Verb, limit: int | None, ended_before: datetime | None) -> int:
         changed = taken = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from propolis.app.client.blocking import blocking
 from propolis.app.client.client import Client
 from propolis.core import wire
-from propolis.core.protocols import Counts, Rule, RuleKind, Scope
+from propolis.core.protocols import Counts, Inspects, Operates, Rule, RuleKind, Rules, Scope
 
 
 class Queues:
@@ -16,10 +16,10 @@ class Queues:
 
     async def acounts(self, *, limit: int = 1000, after: str | None = None) -> dict[str, Counts]:
         """Of so many queues, in the order of their names; `after` is the last one of the page before."""
-        return await (await self._client.ready()).queues(limit=limit, after=after)
+        return await (await self._client.piece(Inspects)).queues(limit=limit, after=after)
 
     async def arules(self, *, limit: int = 1000, after: Rule | None = None) -> list[Rule]:
-        return await (await self._client.ready()).rules(limit=limit, after=after)
+        return await (await self._client.piece(Rules)).rules(limit=limit, after=after)
 
     async def apause(self, name: str, *, scope: Scope = Scope.QUEUE) -> bool:
         """Start nothing more of it; what runs finishes.  False if it is paused already."""
@@ -41,15 +41,15 @@ class Queues:
         Where there are more, no worker sees them any more, and sweeps remove them.
         """
         wire.check_queue(name)
-        return await (await self._client.ready()).drop(name)
+        return await (await self._client.piece(Operates)).drop(name)
 
     async def _rule(self, kind: RuleKind, scope: Scope, name: str) -> bool:
         _check(scope, name)
-        return await (await self._client.ready()).add_rule(Rule(kind, scope, name))
+        return await (await self._client.piece(Rules)).add_rule(Rule(kind, scope, name))
 
     async def _no_rule(self, kind: RuleKind, scope: Scope, name: str) -> bool:
         _check(scope, name)
-        return await (await self._client.ready()).remove_rule(kind, scope, name)
+        return await (await self._client.piece(Rules)).remove_rule(kind, scope, name)
 
     counts = blocking(acounts)
     rules = blocking(arules)

@@ -12,7 +12,7 @@ import msgspec
 
 from propolis.app.operate.rules import every_rule
 from propolis.core import wire
-from propolis.core.protocols import Engine, Records, Rule, RuleKind, Scope
+from propolis.core.protocols import Core, Limits, Records, Rule, RuleKind, Rules, Scope
 from propolis.core.records import MAX_VALUE, Change, Read, Record, Refusal, Swap, bundles
 from propolis.core.schedule import (
     Overlap,
@@ -22,7 +22,8 @@ from propolis.core.schedule import (
     job_for,
     overlap_key,
 )
-from propolis.errors import BadSetting, Busy, RecordTooLarge
+from propolis.engines import piece_of
+from propolis.errors import Busy, RecordTooLarge
 
 log = logging.getLogger("propolis.schedules")
 
@@ -32,16 +33,6 @@ MAX_SCHEDULE = MAX_VALUE - 200  # bytes: it grows by some when it fires
 
 _APART = (RuleKind.LIMIT, Scope.KEY)
 _values = msgspec.json.Decoder(ScheduleRecord)
-
-
-def records_of(engine: Engine) -> Records:
-    """`BadSetting` for an engine that cannot store schedules."""
-    if not isinstance(engine, Records):
-        raise BadSetting(
-            f"{type(engine).__name__} lacks the piece Records, in which schedules are kept: take another "
-            f"engine, or declare no schedule"
-        )
-    return engine
 
 
 def read_schedule(record: Record) -> ScheduleRecord | None:
@@ -61,16 +52,16 @@ def change_to(stored: ScheduleRecord, version: int) -> Change:
     )
 
 
-async def schedule_named(engine: Engine, name: str) -> ScheduleRecord | None:
-    return next(iter(_readable(await records_of(engine).records(KIND, names=[name]))), None)
+async def schedule_named(engine: Core, name: str) -> ScheduleRecord | None:
+    return next(iter(_readable(await piece_of(engine, Records).records(KIND, names=[name]))), None)
 
 
-async def all_schedules(engine: Engine) -> list[ScheduleRecord]:
+async def all_schedules(engine: Core) -> list[ScheduleRecord]:
     """In the order of their names, without those that cannot be read."""
-    read = await records_of(engine).records(KIND, limit=PAGE)
+    read = await piece_of(engine, Records).records(KIND, limit=PAGE)
     found = [*_readable(read)]
     while read.after is not None:
-        read = await records_of(engine).records(KIND, after=read.after, limit=PAGE)
+        read = await piece_of(engine, Records).records(KIND, after=read.after, limit=PAGE)
         found += _readable(read)
     return found
 
@@ -85,7 +76,7 @@ def _readable(read: Read) -> Iterator[ScheduleRecord]:
             )
 
 
-async def store(engine: Engine, schedules: Sequence[Schedule]) -> None:
+async def store(engine: Core, schedules: Sequence[Schedule]) -> None:
     """Bring what is stored to these schedules; what is so already is not written."""
     await _keep_apart(engine, schedules)  # first, so that no job comes before its rule
     for first in range(0, len(schedules), PAGE):
@@ -94,9 +85,9 @@ async def store(engine: Engine, schedules: Sequence[Schedule]) -> None:
             wanted = await _store_some(engine, wanted)
 
 
-async def _store_some(engine: Engine, wanted: Sequence[Schedule]) -> list[Schedule]:
+async def _store_some(engine: Core, wanted: Sequence[Schedule]) -> list[Schedule]:
     """Gives those that were refused."""
-    read = await records_of(engine).records(KIND, names=[schedule.name for schedule in wanted])
+    read = await piece_of(engine, Records).records(KIND, names=[schedule.name for schedule in wanted])
     found = {record.name: record for record in read.records}
     changes, freed = [], []
     for schedule in wanted:
@@ -117,13 +108,15 @@ async def _store_some(engine: Engine, wanted: Sequence[Schedule]) -> list[Schedu
     return [schedule for (schedule, _), is_made in zip(changes, made, strict=True) if not is_made]
 
 
-async def _keep_apart(engine: Engine, schedules: Sequence[Schedule]) -> None:
+async def _keep_apart(engine: Core, schedules: Sequence[Schedule]) -> None:
     """See to the rules of those whose jobs must not overlap, also where another version took one away."""
     keys = {overlap_key(each.name) for each in schedules if each.overlap is Overlap.QUEUE_ONE}
-    if keys:
-        keys -= {rule.name async for rule in every_rule(engine) if (rule.kind, rule.scope) == _APART}
+    if not keys:
+        return
+    limits = piece_of(engine, Limits, use='keeps jobs of a schedule with overlap="queue-one" apart')
+    keys -= {rule.name async for rule in every_rule(limits) if (rule.kind, rule.scope) == _APART}
     for key in sorted(keys):
-        await engine.add_rule(Rule(*_APART, key, 1))
+        await limits.add_rule(Rule(*_APART, key, 1))
 
 
 def _check(new: ScheduleRecord) -> None:
@@ -135,13 +128,14 @@ def _check(new: ScheduleRecord) -> None:
         raise RecordTooLarge(what, size, MAX_SCHEDULE)
 
 
-async def _let_overlap(engine: Engine, name: str) -> None:
-    await engine.remove_rule(*_APART, overlap_key(name))
+async def _let_overlap(engine: Core, name: str) -> None:
+    if isinstance(engine, Rules):
+        await engine.remove_rule(*_APART, overlap_key(name))
 
 
-async def pause(engine: Engine, name: str, *, paused: bool) -> bool:
+async def pause(engine: Core, name: str, *, paused: bool) -> bool:
     """False if there is no such schedule, or it is so already."""
-    while read := (await records_of(engine).records(KIND, names=[name])).records:
+    while read := (await piece_of(engine, Records).records(KIND, names=[name])).records:
         stored = read_schedule(read[0])
         if stored is None or stored.paused is paused:
             return False
@@ -151,17 +145,17 @@ async def pause(engine: Engine, name: str, *, paused: bool) -> bool:
     return False
 
 
-async def remove(engine: Engine, name: str) -> bool:
+async def remove(engine: Core, name: str) -> bool:
     """False if there is no such schedule."""
     removed = False
-    while not removed and (read := (await records_of(engine).records(KIND, names=[name])).records):
+    while not removed and (read := (await piece_of(engine, Records).records(KIND, names=[name])).records):
         change = Change(kind=KIND, name=name, value=None, expected=read[0].version)
         [removed] = await _made(engine, [change])
     await _let_overlap(engine, name)
     return removed
 
 
-async def _made(engine: Engine, changes: Sequence[Change]) -> list[bool]:
+async def _made(engine: Core, changes: Sequence[Change]) -> list[bool]:
     """Of each, whether it was made; False: somebody else has changed it meanwhile.
 
     `Busy` where a stranger's transaction holds one of them.
@@ -169,7 +163,7 @@ async def _made(engine: Engine, changes: Sequence[Change]) -> list[bool]:
     refusals = [
         answer.refusal
         for bundle in bundles([Swap(changes=(change,)) for change in changes])
-        for answer in await records_of(engine).swap(bundle)
+        for answer in await piece_of(engine, Records).swap(bundle)
     ]
     if Refusal.BUSY in refusals:
         raise Busy("schedules", {})

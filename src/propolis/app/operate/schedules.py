@@ -12,7 +12,7 @@ from propolis.app.client.client import Client
 from propolis.app.operate.schedule_records import all_schedules, pause, remove, schedule_named, store
 from propolis.app.task import Call, Task
 from propolis.core.ids import new_id
-from propolis.core.protocols import Engine, Receipt
+from propolis.core.protocols import Core, Inspects, Receipt
 from propolis.core.schedule import Plan, Schedule, ScheduleRecord, job_now
 from propolis.errors import BadSetting
 
@@ -94,8 +94,8 @@ class Schedules:
         record = await self.aget(name)
         if record is None:
             return None
-        engine = await self._client.ready()
-        [receipt] = await engine.put([job_now(record.schedule, new_id(), await engine.now())])
+        now = await (await self._client.piece(Inspects)).now()
+        [receipt] = await (await self._client.ready()).put([job_now(record.schedule, new_id(), now)])
         return receipt
 
     async def aremove(self, name: str) -> bool:
@@ -111,7 +111,7 @@ class Schedules:
     list = blocking(alist)
 
 
-async def sync(engine: Engine, declared: Mapping[str, Declared]) -> None:
+async def sync(engine: Core, declared: Mapping[str, Declared]) -> None:
     """Bring what is stored to what the code declares; what is so already is not written.
 
     A schedule that the code does not declare any more is left as it is, because other code may: an older or

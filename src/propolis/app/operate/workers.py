@@ -26,8 +26,7 @@ from propolis.app.client.blocking import blocking
 from propolis.app.client.client import Client
 from propolis.core.protocols import Engine, Records
 from propolis.core.records import Change, Record, Swap
-from propolis.engines.address import masked
-from propolis.errors import BadSetting, Busy
+from propolis.errors import Busy
 
 log = logging.getLogger("propolis.worker")
 
@@ -92,10 +91,7 @@ class Workers:
 
     async def alist(self) -> Infos:
         """All that have written of themselves in the last three minutes, by id."""
-        engine = await self._client.ready()
-        if not isinstance(engine, Records):
-            raise BadSetting(f"{masked(self._client.url)} keeps no records, so it knows of no workers")
-        return await live_workers(engine)
+        return await live_workers(await self._client.piece(Records))
 
     list = blocking(alist)
 

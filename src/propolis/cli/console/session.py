@@ -19,6 +19,7 @@ from propolis.app.operate.schedules import Schedules
 from propolis.app.operate.workers import Workers
 from propolis.app.registry import Registry
 from propolis.cli.console.output import Output
+from propolis.core.protocols import Inspects
 from propolis.errors import BadSetting
 
 P = ParamSpec("P")
@@ -41,7 +42,7 @@ class Session:
 
     async def now(self) -> datetime:
         """By the clock of the engine."""
-        return await (await self.app.client.ready()).now()
+        return await (await self.app.client.piece(Inspects)).now()
 
 
 Command = Callable[Concatenate[Session, P], Coroutine[Any, Any, int | None]]

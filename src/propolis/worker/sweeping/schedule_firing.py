@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct
 
-from propolis.app.operate.schedule_records import KIND, PAGE, change_to, read_schedule, records_of
+from propolis.app.operate.schedule_records import KIND, PAGE, change_to, read_schedule
 from propolis.core import wire
 from propolis.core.protocols import Engine, Records
 from propolis.core.records import (
@@ -28,6 +28,7 @@ from propolis.core.records import (
     check_swaps,
 )
 from propolis.core.schedule import ScheduleRecord, settled
+from propolis.engines import piece_of
 
 log = logging.getLogger("propolis.worker")
 
@@ -57,7 +58,7 @@ class Firer:
 
     async def fire_due(self) -> timedelta | None:
         """Settle the instants that have come.  Returns when the next one comes, as far as was seen."""
-        records = records_of(self._engine)
+        records = piece_of(self._engine, Records)
         read = await self._due(records)
         self._left = MAX_INSTANTS
         self._busy = {name: until for name, until in self._busy.items() if until > read.now}
