@@ -1,6 +1,7 @@
 """Old and new code on one storage: first the old, then both, then the new, then the old again.
 
-The old code is this tree.  The new code is a copy with changed programs and, on SQLite, one more migration.
+The old code is this tree.  The new code is a copy with changed programs, and with tables or a layout that
+only add to those of the old.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ import pytest
 
 import propolis
 from propolis.engines import open_engine
+from propolis.engines.address import Address
+from propolis.engines.redis.client.link import RedisLink
+from propolis.engines.redis.client.target import target_of
 
 HERE = Path(__file__).parent
 OLD = Path(propolis.__file__).parent
@@ -60,6 +64,7 @@ def new(tmp_path: Path) -> Path:
         "if call.n_new > 0 then",
         "redis.call('INCR', base .. 'colours')\nif call.n_new > 0 then",
     )
+    replace(package / "engines/redis/key_layout.py", "LAYOUT, OLDEST = 1, 1", "LAYOUT, OLDEST = 2, 1")
     replace(lua / "exchange.lua", "local at = 4", "redis.call('INCR', base .. 'exchanges')\nlocal at = 4")
     return package
 
@@ -172,6 +177,12 @@ async def test_nothing_is_lost_or_refused_by_a_rolling_deployment_and_a_rollback
     if url.startswith("sqlite"):
         with closing(sqlite3.connect(tmp_path / "jobs.db")) as db:
             assert db.execute("SELECT count(*) FROM propolis_migration").fetchone() == (2,)
+    else:
+        server, _, prefix = url.partition("?prefix=")
+        link = RedisLink(target_of(Address(server)))
+        await link.open()
+        assert await link.command("GET", f"{prefix}layout") == b"2 1"
+        await link.close()
 
 
 @pytest.mark.parametrize("listener", ["old", "new"])

@@ -34,11 +34,9 @@ from propolis.engines.redis.scripts import load_scripts, load_sharded_scripts
 from propolis.engines.redis.shards.engine import ShardedEngine
 from propolis.errors import (
     BadSetting,
-    EngineError,
     MemoryFull,
     QueueFull,
     StorageFull,
-    StorageNotReady,
     UnsafeStorage,
 )
 from propolis.testing.engines.samples import HOLDER, SPAN, a_job
@@ -752,39 +750,6 @@ async def test_durability_is_what_the_server_says() -> None:
             engine = await make_engine(server.url).open()
             assert engine.durability is level
             await engine.close()
-
-
-async def test_a_layout_of_a_later_version_is_refused(valkey_url: str, link: RedisLink, prefix: str) -> None:
-    """S1.18: and not misread, also not by who only looks."""
-    url = f"{valkey_url}?prefix={prefix}:"
-    for layout in ("2", "unheard of", ""):
-        await link.command("SET", f"{prefix}:layout", layout)
-        for looks in (False, True):
-            with pytest.raises(EngineError, match=f"has layout '{layout}', and this propolis knows 1"):
-                await open_redis(url, looks=looks)
-    await link.command("SET", f"{prefix}:layout", "1")
-    await (await open_redis(url)).close()
-
-
-async def test_the_first_who_writes_leaves_the_number_of_the_layout(
-    valkey_url: str, link: RedisLink, prefix: str
-) -> None:
-    url = f"{valkey_url}?prefix={prefix}:"
-    with pytest.raises(StorageNotReady, match="propolis init"):
-        await open_redis(url, looks=True)
-    assert await link.command("KEYS", f"{prefix}:*") == []
-    await (await open_redis(url)).close()
-    assert await link.command("GET", f"{prefix}:layout") == b"1"
-    looker = await open_redis(url, looks=True)
-    assert await looker.queues() == {}
-    await looker.close()
-    assert await link.command("KEYS", f"{prefix}:*") == [f"{prefix}:layout".encode()]
-
-
-async def open_redis(url: str, *, looks: bool = False) -> RedisEngine:
-    engine = make_engine(url)
-    assert isinstance(engine, RedisEngine)
-    return await (engine.open_to_look() if looks else engine.open())
 
 
 async def test_a_fence_is_never_given_twice_even_if_the_last_lease_is_not_known(

@@ -69,8 +69,8 @@ The key layout, whose only description this is.  PREFIX is `propolis:`.
     PREFIXlatest                  string   the largest time seen, but for a second
     PREFIXbehind                  string   by how much the clock has gone back since, in all
     PREFIXshifting                string   while what waits hears of that: the last queue, and where in it
-    PREFIXlayout                  string   the number of this layout: other code than that which knows it
-                                           must not open it.  The first writing open sets it
+    PREFIXlayout                  string   the number of this layout, and the oldest one whose code may share
+                                           it: see key_layout.py.  Writing opens set it
     <key>copied                   string   for a second: what replicas confirm, where `copies` are wanted
     PREFIXnothing                          never there: to delete it is a first write that full memory allows,
                                            to declare it lets a slot that moves refuse us
@@ -149,6 +149,7 @@ from propolis.engines.redis.codec import (
 )
 from propolis.engines.redis.feeds import RedisFeeds
 from propolis.engines.redis.finding import Walk, find_in
+from propolis.engines.redis.key_layout import agree_on_layout
 from propolis.engines.redis.records import answers_from, packed_swaps, read_from
 from propolis.engines.redis.repair import repair
 from propolis.engines.redis.safety import check_rights, check_safety, complaint_of, durability_of, read_safety
@@ -165,7 +166,6 @@ from propolis.errors import (
     PropolisError,
     QueueFull,
     StorageFull,
-    StorageNotReady,
     UnknownBatch,
 )
 
@@ -178,7 +178,6 @@ LOOKED_THROUGH_BYTES = 4 << 20  # and no more of them once they are so large
 LOOKED_INTO = 100  # and queues
 TAKEN_IN = 500  # jobs that are taken in through the door by one call
 TAKEN_IN_BYTES = 1 << 20  # and no more of them once they are so large
-_LAYOUT = b"1"
 _ROOM = 1 << 40  # where nobody gives a limit
 
 _scripts = load_scripts()
@@ -260,7 +259,7 @@ class RedisEngine(FromExchange, RedisFeeds):
             self._durability = durability_of(servers, self._link.target.copies)
             if not looks:
                 await self.check_rights()
-            await self._check_layout(looks=looks)
+            await agree_on_layout(self._link, self._keys, self._prefix, looks=looks)
         except BaseException:
             await self.close()
             raise
@@ -272,23 +271,6 @@ class RedisEngine(FromExchange, RedisFeeds):
 
     async def check_rights(self) -> None:
         await check_rights(self._link, self._keys, self._key("any", "news"))
-
-    async def _check_layout(self, *, looks: bool) -> None:
-        key = f"{self._prefix}layout"
-        found = await self._link.command("GET", key, reads=True)
-        if found is None and looks:
-            where = self._link.target.shown
-            raise StorageNotReady(where, f"nothing of propolis is under {self._prefix}")
-        if found is None:  # it may well be set twice, and somebody else may do so meanwhile
-            await self._link.command("SETNX", key, _LAYOUT, reads=True)
-            found = await self._link.command("GET", key, reads=True)
-        if found != _LAYOUT:
-            layout = ascii((found or b"").decode(errors="replace"))
-            raise EngineError(
-                f"{self._link.target.shown}: what is under {self._prefix} has layout {layout}, and this "
-                f"propolis knows {_LAYOUT.decode()}: a later version wrote it; install that "
-                f"one, or use another prefix"
-            )
 
     async def _check_alone(self) -> None:
         known = await self._link.command("HGET", f"{self._prefix}shards", "count", reads=True)

@@ -36,8 +36,17 @@ def load_scripts() -> dict[str, LuaScript]:
 
 def load_rights() -> LuaScript:
     """What tells which rights are missing."""
-    text = files("propolis.engines") / "redis" / "lua" / "rights.lua"
-    return LuaScript("rights", text.read_bytes())
+    return _alone("rights")
+
+
+def load_layout() -> LuaScript:
+    """What changes the layout of what is stored."""
+    return _alone("layout")
+
+
+def _alone(name: str) -> LuaScript:
+    """A script without parts."""
+    return LuaScript(name, (files("propolis.engines") / "redis" / "lua" / f"{name}.lua").read_bytes())
 
 
 def load_sharded_scripts() -> dict[str, LuaScript]:
