@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from propolis.engines.shared.migrations import Migration
+from propolis.core.batch import Batch
+from propolis.core.job import Dead, Done, State
+from propolis.core.protocols import Filter, Note
+from propolis.core.records import Change, Swap
+from propolis.engines.shared.migrations import Migration, made_by
 from propolis.engines.shared.statements import load_migrations
 from propolis.engines.sqlite import schema
 from propolis.engines.sqlite.engine import SQLiteEngine
 from propolis.engines.sqlite.rows import SQL
 from propolis.errors import EngineUnavailable, SchemaDrifted, SchemaTooNew, SchemaTooOld, StorageNotReady
-from propolis.testing.engines.samples import a_job
+from propolis.testing.engines.samples import HOLDER, SPAN, a_job
 
 # A released migration is never changed.  What it lacks comes in the next one, whose checksum is added here.
 FROZEN = {
@@ -81,6 +87,38 @@ async def test_old_and_new_code_use_one_file_in_turn(tmp_path: Path, monkeypatch
     assert execute(path, "SELECT count(colour) FROM propolis_job") == 0  # the migration was run
     assert await use(path) == 3  # a rollback: what the later migration added is in nobody's way
     assert execute(path, "SELECT group_concat(number) FROM propolis_migration") == "1,2"
+
+
+async def test_old_code_goes_on_where_each_table_has_one_more_column(tmp_path: Path) -> None:
+    """It names its columns, so a job ends, is kept, shown, found and replayed as before."""
+    path = tmp_path / "jobs.db"
+    assert await use(path) == 1
+    tables = [name for name in made_by(load_migrations("sqlite")) if name != "propolis_migration"]
+    assert len(tables) > 15
+    execute(path, *(f"ALTER TABLE {name} ADD COLUMN colour TEXT" for name in tables))
+
+    engine = await SQLiteEngine(path).open()
+    terms: dict[str, Any] = {"span": SPAN, "holder": HOLDER}
+    [lease] = await engine.lease({"default": 1}, **terms)
+    await engine.note([Note(lease, lines=("a line",), checkpoint=b"1")])
+    assert await engine.settle([(lease, Dead())]) == []
+    kept = await engine.get(lease.id)
+    assert (await engine.find(Filter(state=State.DEAD))).jobs == [kept]
+    assert kept is not None
+    assert (kept.state, kept.reason, kept.log) == (State.DEAD, "failed", ("a line",))
+    assert await engine.replay([lease.id]) == [True]
+    [again] = await engine.lease({"default": 1}, **terms)
+    assert again.checkpoint == b"1"
+    assert await engine.settle([(again, Done())]) == []
+    await engine.swap([Swap(changes=(Change(kind="k", name="n", value=b"v"),))])
+    await engine.put_batch(Batch(id="b"), [a_job(batch="b")])
+    assert await engine.repair(mend=True) == []
+    await engine.close()
+
+
+def test_statements_name_the_columns_of_tables() -> None:
+    nameless = re.compile(r"\*\s+FROM\s+propolis_|RETURNING\s+\*|INTO\s+propolis_\w+\s+(?!\()")
+    assert [name for name, text in SQL.items() if nameless.search(text)] == []
 
 
 async def test_what_later_code_has_changed_for_itself_is_refused(

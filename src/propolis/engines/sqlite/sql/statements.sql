@@ -135,7 +135,7 @@ DELETE FROM propolis_parked WHERE queue = :queue AND task = :task AND priority =
 -- name: parked_lines
 -- One step in the index for each, however many are parked.
 WITH RECURSIVE line (queue, task) AS (
-    SELECT * FROM (SELECT queue, task FROM propolis_parked ORDER BY queue, task LIMIT 1)
+    SELECT queue, task FROM (SELECT queue, task FROM propolis_parked ORDER BY queue, task LIMIT 1)
     UNION ALL
     SELECT (SELECT p.queue FROM propolis_parked AS p WHERE (p.queue, p.task) > (line.queue, line.task)
              ORDER BY p.queue, p.task LIMIT 1),
@@ -285,7 +285,10 @@ DELETE FROM propolis_scheduled WHERE queue = :queue AND due_us = :due_us AND seq
 DELETE FROM propolis_held WHERE seq = :seq RETURNING scope, name;
 
 -- name: archive
-INSERT INTO propolis_archive
+INSERT INTO propolis_archive (seq, id, task, queue, priority, put_us, due_us, expires_us, max_crashes, chosen,
+                              unique_key, unique_until, limit_key, batch, member, attempts, failures, losses,
+                              crashes, fence, started_us, error, progress, checkpoint, log, history, body, state,
+                              cancel, ended_us, keep_us, reason, result)
 SELECT seq, id, task, queue, priority, put_us, due_us, expires_us, max_crashes, chosen, unique_key, unique_until,
        limit_key, batch, member, :attempts, :failures, :losses, :crashes, :fence, :started_us, :error, progress,
        CASE :state WHEN 'dead' THEN checkpoint END, log, :history, body, :state, :cancel, :ended_us, :keep_us, :reason, :result
@@ -525,7 +528,10 @@ VALUES (:name, :upto, :removed, :since_us, :cancels);
 DELETE FROM propolis_removal WHERE name = :name;
 
 -- name: archived_job
-SELECT * FROM propolis_archive WHERE id = :id;
+SELECT seq, id, task, queue, priority, put_us, due_us, expires_us, max_crashes, chosen, unique_key, unique_until,
+       limit_key, batch, member, attempts, failures, losses, crashes, fence, started_us, error, progress, checkpoint,
+       log, history, body, state, cancel, ended_us, keep_us, reason, result
+  FROM propolis_archive WHERE id = :id;
 
 -- name: revive
 INSERT INTO propolis_job (seq, id, task, queue, priority, pos, put_us, due_us, expires_us, max_crashes, plain, chosen,
@@ -622,7 +628,10 @@ SELECT j.seq, j.id, j.task, j.queue, j.priority, j.put_us, j.due_us, j.expires_u
  WHERE j.id = :id;
 
 -- name: find_archived
-SELECT * FROM propolis_archive
+SELECT seq, id, task, queue, priority, put_us, due_us, expires_us, max_crashes, chosen, unique_key, unique_until,
+       limit_key, batch, member, attempts, failures, losses, crashes, fence, started_us, error, progress, checkpoint,
+       log, history, body, state, cancel, ended_us, keep_us, reason, result
+  FROM propolis_archive
  WHERE seq > :after AND seq <= :upto
    AND (:queue IS NULL OR queue = :queue)
    AND (:task IS NULL OR task = :task)
