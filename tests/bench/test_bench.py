@@ -19,10 +19,10 @@ from propolis.bench.figures import Figure, machine, percentile, summed_up
 from propolis.bench.target import UnknownTarget, bench_target, with_option
 from propolis.cli import main
 from propolis.cli.bench import shown
-from propolis.engines import _OWN as OWN_ENGINES
 from propolis.engines.address import Address
 from propolis.engines.redis.client.link import RedisLink
 from propolis.engines.redis.client.target import target_of
+from propolis.engines.table import ENGINES
 from propolis.errors import UnknownEngine
 
 FEW = ("--jobs", "200", "--repeat", "1", "--seconds", "1", "--rate", "50")
@@ -102,9 +102,16 @@ def test_a_url_that_names_no_engine_is_refused() -> None:
         bench_target("carrier-pigeon://")
 
 
-@pytest.mark.parametrize("scheme", OWN_ENGINES)
+@pytest.mark.parametrize("scheme", ENGINES)
 def test_there_is_a_raw_loop_for_each_engine_of_ours(scheme: str) -> None:
     assert not isinstance(bench_target(f"{scheme}://"), UnknownTarget)
+
+
+def test_an_engine_of_ours_without_a_raw_loop_is_measured_like_somebody_elses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(ENGINES, "quiet", "propolis.engines.quiet.engine:from_url")
+    assert isinstance(bench_target("quiet://"), UnknownTarget)
 
 
 async def test_an_engine_of_somebody_elses_is_measured_on_a_queue_of_its_own() -> None:

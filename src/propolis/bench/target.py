@@ -1,12 +1,12 @@
 """Where to measure: beside the jobs that are there, never among them, and gone afterwards.
 
-Each engine of ours has a module `on_<engine>`, whose function `target` makes its target.  An engine that we
-do not know is measured on a queue of its own, without a raw loop.
+An engine of ours may have a module `on_<engine>`, whose function `target` makes its target.  Any other engine
+is measured on a queue of its own, without a raw loop.
 """
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -83,8 +83,10 @@ def bench_target(url: str) -> BenchTarget:
     module = target_of(Address(url))
     if not module.startswith(_ENGINES):
         return UnknownTarget()
-    engine = module.removeprefix(_ENGINES).partition(".")[0]
-    target: BenchTarget = importlib.import_module(f"propolis.bench.on_{engine}").target()
+    name = f"propolis.bench.on_{module.removeprefix(_ENGINES).partition('.')[0]}"
+    if importlib.util.find_spec(name) is None:
+        return UnknownTarget()
+    target: BenchTarget = importlib.import_module(name).target()
     return target
 
 

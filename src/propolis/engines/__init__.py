@@ -14,6 +14,7 @@ from propolis.core.clock import Clock
 from propolis.core.protocols import Core, Durability, Engine
 from propolis.engines.address import Address, masked
 from propolis.engines.shared import log_lines  # noqa: F401  # from here on, what all of us log is one line each
+from propolis.engines.table import ENGINES, EXTRAS
 from propolis.errors import BadSetting, DriverMissing, DurabilityTooLow, UnknownEngine
 
 __all__ = ["GROUP", "Address", "MakeEngine", "make_engine", "open_engine", "piece_of", "require", "target_of"]
@@ -21,22 +22,6 @@ __all__ = ["GROUP", "Address", "MakeEngine", "make_engine", "open_engine", "piec
 Piece = TypeVar("Piece")
 
 GROUP = "propolis.engines"  # the entry points by which other packages offer engines
-
-_OWN = {
-    "memory": "propolis.engines.memory.engine:from_url",
-    "postgres": "propolis.engines.postgres.engine:from_url",
-    "postgresql": "propolis.engines.postgres.engine:from_url",
-    "redis": "propolis.engines.redis.engine:from_url",
-    "redis+cluster": "propolis.engines.redis.shards.engine:from_url",
-    "redis+sentinel": "propolis.engines.redis.engine:from_url",
-    "redis+unix": "propolis.engines.redis.engine:from_url",
-    "rediss": "propolis.engines.redis.engine:from_url",
-    "rediss+cluster": "propolis.engines.redis.shards.engine:from_url",
-    "rediss+sentinel": "propolis.engines.redis.engine:from_url",
-    "sqlite": "propolis.engines.sqlite.engine:from_url",
-}
-
-_EXTRAS = {"asyncpg": "postgres", "hiredis": "redis"}  # of our own package, by the module that they bring
 
 _ADVICE = {
     Durability.PROCESS: "choose an engine that outlives the process, such as sqlite:///jobs.db",
@@ -67,19 +52,19 @@ def make_engine(url: str, *, clock: Clock | None = None) -> Engine:
         with _importing:
             make = cast("MakeEngine", getattr(importlib.import_module(module), name))
     except ModuleNotFoundError as error:
-        if error.name not in _EXTRAS:
+        if error.name not in EXTRAS:
             raise
-        raise DriverMissing(f"{address.scheme}://", error.name, _EXTRAS[error.name]) from error
+        raise DriverMissing(f"{address.scheme}://", error.name, EXTRAS[error.name]) from error
     return make(address, clock)
 
 
 def target_of(address: Address) -> str:
     """Where the engine of this URL is made, as "module:name"; nothing is imported."""
-    if own := _OWN.get(address.scheme):
+    if own := ENGINES.get(address.scheme):
         return own
     offered = {point.name: point.value for point in entry_points(group=GROUP)}
     if address.scheme not in offered:
-        raise UnknownEngine(address.shown, sorted(f"{scheme}://" for scheme in {*_OWN, *offered}))
+        raise UnknownEngine(address.shown, sorted(f"{scheme}://" for scheme in {*ENGINES, *offered}))
     return offered[address.scheme]
 
 

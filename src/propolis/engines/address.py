@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
+from propolis.engines.table import ENGINES
 from propolis.errors import BadSetting
 
 Host = tuple[str, int | None]  # a name, which may be empty, and a port
@@ -92,7 +93,7 @@ _ADVICE = (
 )
 
 # In a text of somebody else's.
-_ENGINES = ("memory", "postgres", "postgresql", "redis", "rediss", "sqlite")
+_ENGINES = sorted({scheme.partition("+")[0] for scheme in ENGINES})
 _URL_IN_TEXT = re.compile(
     r"(?P<url>[a-z0-9+.-]*[a-z][a-z0-9+.-]*://(?:\S+|[ \t]+\S*@\S*))(?P<more>[^\n]{0,500}@\S*)?",
     re.IGNORECASE,
