@@ -18,9 +18,11 @@ from propolis.engines.redis.engine import RedisEngine
 from propolis.engines.sqlite.engine import SQLiteEngine
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines.machine import check_engine
-from propolis.testing.engines.mutants import MUTANTS, Miscounting, OneWayPut, Wrapped, catch
+from propolis.testing.engines.mutants import MUTANTS, catch
+from propolis.testing.engines.mutants.counters import Miscounting
+from propolis.testing.engines.mutants.records import RECORD_MUTANTS, WithRecords
+from propolis.testing.engines.mutants.wrapped import OneWayPut, Wrapped
 from propolis.testing.engines.record_machine import check_records
-from propolis.testing.engines.record_mutants import RECORD_MUTANTS, WithRecords
 
 from .emptying import empty
 

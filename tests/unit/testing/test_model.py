@@ -22,7 +22,7 @@ from propolis.testing.engines import model_entries as entries_file
 from propolis.testing.engines.machine import Difference, check_engine
 from propolis.testing.engines.model import Model
 from propolis.testing.engines.model_entries import Refused
-from propolis.testing.engines.mutants import LastInFirstOut
+from propolis.testing.engines.mutants.order import LastInFirstOut
 from propolis.testing.engines.samples import HOLDER, SPAN, a_job
 
 

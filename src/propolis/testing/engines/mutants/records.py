@@ -12,7 +12,7 @@ from propolis.core.feeds import FeedPage
 from propolis.core.protocols import Engine, Feeds, Records, Swept
 from propolis.core.records import Change, Read, Swap, Swapped
 from propolis.testing.clock import FakeClock
-from propolis.testing.engines.mutants import Wrapped
+from propolis.testing.engines.mutants.wrapped import Wrapped
 
 FOR_EVER = timedelta(days=3650)
 
