@@ -26,6 +26,7 @@ TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 
 MAX_ENTRIES, MAX_ROOT_ENTRIES = 14, 20
 MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_EXAMPLE_LINES = 600, 40, 200
+MAX_FILE_LINES = 800  # of any kind, and of tests
 UNBOUNDED = {"engines/redis/lua/verbs", "testing/engines/promises"}  # one file per verb, one per promise
 
 
@@ -214,6 +215,12 @@ CODE = {path: code_lines(path) for path in FILES}
 
 def test_no_module_is_too_long() -> None:
     long = {shown(path) for path in FILES if len(CODE[path]) > MAX_MODULE_LINES}
+    assert long == set()
+
+
+def test_no_file_is_too_long_also_of_the_tests() -> None:
+    files = [*FILES, *(ROOT / "tests").rglob("*.py")]
+    long = {path.name for path in files if len(path.read_text("utf-8").splitlines()) > MAX_FILE_LINES}
     assert long == set()
 
 

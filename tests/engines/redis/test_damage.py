@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import msgspec
 import pytest
-import pytest_asyncio
 
 from propolis.core import wire
 from propolis.core.batch import Batch
 from propolis.core.job import Dead, Done, Lease, Retried, State, Unknown
 from propolis.core.protocols import Engine, Filter, Rule, RuleKind, Scope
 from propolis.core.records import Change, Swap
-from propolis.engines.address import Address
 from propolis.engines.redis.client.link import RedisLink
-from propolis.engines.redis.client.target import target_of
 from propolis.engines.redis.engine import RedisEngine
 from propolis.testing.engines.samples import HOLDER, SPAN, a_job
 
@@ -57,21 +53,6 @@ MORE_KEYS = (
     "sweepers",
     "batch_ends",
 )
-
-
-@pytest_asyncio.fixture
-async def engine(valkey_url: str, prefix: str) -> AsyncIterator[RedisEngine]:
-    handle = await RedisEngine(target_of(Address(valkey_url)), prefix=f"{prefix}:").open()
-    yield handle
-    await handle.close()
-
-
-@pytest_asyncio.fixture
-async def link(valkey_url: str) -> AsyncIterator[RedisLink]:
-    handle = RedisLink(target_of(Address(valkey_url)))
-    await handle.open()
-    yield handle
-    await handle.close()
 
 
 async def take(engine: Engine, limit: int = 100, span: timedelta = SPAN) -> list[Lease]:

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-import pytest_asyncio
 
 from propolis.engines import make_engine
-from propolis.engines.address import Address
 from propolis.engines.redis import key_layout
 from propolis.engines.redis.client.link import RedisLink
-from propolis.engines.redis.client.target import target_of
 from propolis.engines.redis.engine import RedisEngine
 from propolis.engines.redis.scripts import load_layout
 from propolis.errors import EngineError, StorageNotReady
 from propolis.testing.engines.samples import a_job
-
-
-@pytest_asyncio.fixture
-async def link(valkey_url: str) -> AsyncIterator[RedisLink]:
-    handle = RedisLink(target_of(Address(valkey_url)))
-    await handle.open()
-    yield handle
-    await handle.close()
 
 
 @pytest.fixture
