@@ -21,17 +21,30 @@ from propolis.testing.clock import START
 from propolis.values import Filter
 from propolis.worker import Worker
 
+OWN_SUITE = "that of the engine"
 DOCS = Path(__file__).parents[3] / "docs" / "contract.md"
 ROW = re.compile(r"^\| `(\w+)` \| (.*) \| (.*) \|$", re.MULTILINE)
 
 
+def rows() -> list[tuple[str, set[str], str]]:
+    """Of each protocol in both tables its members, and what its last column says."""
+    tables = DOCS.read_text("utf-8").split("## Pieces")[1].split("\n## ")[0]
+    return [
+        (name, set(re.findall(r"`(\w+)`", members)) - {"LIMIT"}, last)
+        for name, members, last in ROW.findall(tables)
+    ]
+
+
 def documented() -> dict[str, tuple[set[str], str]]:
-    """The members and the suite of each piece, as the table says."""
-    table = DOCS.read_text("utf-8").split("## Pieces")[1].split("\n## ")[0]
+    """The members and the suite of each piece, as the first table says."""
     return {
-        piece: (set(re.findall(r"`(\w+)`", members)) - {"LIMIT"}, suite)
-        for piece, members, suite in ROW.findall(table)
+        name: (members, last) for name, members, last in rows() if last == OWN_SUITE or "Contract`" in last
     }
+
+
+def abilities() -> dict[str, set[str]]:
+    """The members of what else an engine may be, as the second table says."""
+    return {name: members for name, members, _ in rows() if name not in documented()}
 
 
 def members_of(piece: str) -> set[str]:
@@ -45,11 +58,27 @@ def test_the_table_of_pieces_names_every_member(piece: str) -> None:
     members, suite = documented()[piece]
 
     assert members == members_of(piece)
-    assert suite == "that of the engine" or hasattr(suites, suite.strip("`"))
+    assert suite == OWN_SUITE or hasattr(suites, suite.strip("`"))
+
+
+@pytest.mark.parametrize("ability", abilities())
+def test_the_table_of_abilities_names_every_member(ability: str) -> None:
+    assert abilities()[ability] == members_of(ability)
+
+
+def test_every_protocol_of_an_engine_is_in_one_of_the_tables() -> None:
+    """`Engine` is several pieces, and `Lent` is what one of them gives."""
+    asked_for = {
+        name
+        for name, value in vars(protocols).items()
+        if getattr(value, "_is_protocol", False) and value.__module__ == protocols.__name__
+    }
+    assert len(rows()) == len({name for name, _, _ in rows()})
+    assert {name for name, _, _ in rows()} == asked_for - {"Engine", "Lent"}
 
 
 def test_every_member_of_an_engine_belongs_to_one_piece() -> None:
-    tabled = [name for members, _ in documented().values() for name in members]
+    tabled = [name for _, members, _ in rows() for name in members]
     parts = [part for part in Engine.__mro__ if part.__module__ == protocols.__name__]
     members = {name for part in parts for name in members_of(part.__name__)}
 
