@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
+from collections.abc import Coroutine, Generator
 from concurrent.futures import Future
 from datetime import datetime
 from types import SimpleNamespace
@@ -27,6 +29,8 @@ from propolis.core.schedule import INSTANT_HEADER, SCHEDULE_HEADER
 from propolis.errors import CheckpointTooLarge, Misuse, OutcomeTooLarge
 
 P = ParamSpec("P")
+
+log = logging.getLogger("propolis.worker")
 
 _LINE_MAX = 2000
 
@@ -53,6 +57,41 @@ class JobOwner(Protocol):
 
     @property
     def state(self) -> SimpleNamespace: ...
+
+
+class Saving(Coroutine[Any, Any, None]):
+    """The coroutine that saves; forgotten, it is an error in the log, where Python would only warn.
+
+    So whoever forgets `await` hears of it, and nothing has to be looked after in jobs that do not save.
+    """
+
+    __slots__ = ("_begun", "_inner", "_whose")
+
+    def __init__(self, inner: Coroutine[Any, Any, None], whose: str) -> None:
+        self._inner = inner
+        self._whose = whose
+        self._begun = False
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        self._begun = True
+        return self._inner.__await__()
+
+    def send(self, value: Any, /) -> Any:
+        self._begun = True
+        return self._inner.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        self._begun = True  # its task was stopped first
+        return self._inner.throw(*error)
+
+    def close(self) -> None:
+        self._begun = True
+        self._inner.close()
+
+    def __del__(self) -> None:
+        if not self._begun:
+            self._inner.close()
+            log.error("%s was to save where it is, and did not: write `await job.save(…)`", self._whose)
 
 
 class Job(Provided):
@@ -187,12 +226,22 @@ class Job(Provided):
         if self._listener is not None:
             self._listener.report(self.lease, None, (storable(str(line)[:_LINE_MAX]),))
 
-    async def save(self, value: Any) -> None:
-        """Keep where the job is, for its next run if this one does not end it; returns when it is stored.
+    def save(self, value: Any) -> Coroutine[Any, Any, None]:
+        """Keep where the job is, for its next run if this one does not end it: `await job.save(value)`.
 
-        `LeaseLost` if another run may have begun: stop then.  `CheckpointTooLarge` beyond 64 KiB, and
-        `BadCall`, a `TypeError`, for what has no JSON form; nothing was saved.
+        It returns when that is stored.  `LeaseLost` if another run may have begun: stop then.
+        `CheckpointTooLarge` beyond 64 KiB, and `BadCall`, a `TypeError`, for what has no JSON form; nothing was
+        saved.  `Misuse` at once in a plain function, which cannot await it.
         """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise Misuse(
+                "save() is to be awaited, which a plain function cannot: write job.save_now(...) instead"
+            ) from None
+        return Saving(self._save(value), f"job {self.id} of {self.task}")
+
+    async def _save(self, value: Any) -> None:
         checkpoint = self._encoded(value)
         if self._listener is not None:
             await asyncio.wrap_future(self._listener.save(self.lease, checkpoint))

@@ -79,6 +79,11 @@ async def saves_awaited(job: Job) -> object:
     return job.checkpoint
 
 
+@app.task(name="saves-unawaited", isolate="process", on_error=dead)
+def saves_unawaited(job: Job) -> None:
+    job.save(1)  # type: ignore[unused-coroutine]  # this is what it is about
+
+
 @app.task(name="saves-late", isolate="process", on_error=dead)
 def saves_late(job: Job, path: str) -> None:
     if job.lease.losses:

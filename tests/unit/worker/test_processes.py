@@ -146,6 +146,12 @@ async def test_a_misuse_of_propolis_ends_a_job_in_a_child_at_once(app: Registry)
     assert (own.state, own.attempts, own.error.type) == (State.DEAD, 3, "TypeError")
 
 
+async def test_save_is_not_for_a_plain_function_in_a_child_either(app: Registry) -> None:
+    error = (await run_one(app, "saves-unawaited")).error
+    assert error is not None
+    assert "job.save_now" in error.message
+
+
 async def test_a_job_in_a_child_hears_that_its_lease_is_lost_when_it_saves(
     app: Registry, tmp_path: Path
 ) -> None:

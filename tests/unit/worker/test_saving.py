@@ -185,6 +185,59 @@ async def test_save_now_is_not_for_an_event_loop(app: App) -> None:
     assert (error.type, "await job.save" in error.message) == (Misuse.__name__, True)
 
 
+async def test_save_is_not_for_a_plain_function(app: App) -> None:
+    """It could not be awaited, and the job would end as done with nothing saved."""
+
+    @app.task(on_error=dead)
+    def task(job: Job) -> None:
+        job.save(1)  # type: ignore[unused-coroutine]  # this is what it is about
+
+    handle = await task.aenqueue()
+    await work(app)
+    info = await record_of(app, handle.id)
+    assert info.error is not None
+    assert (info.error.type, "job.save_now" in info.error.message) == (BadSetting.__name__, True)
+
+
+async def test_a_save_that_is_not_awaited_is_an_error_in_the_log(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task(on_error=AT_ONCE, result_ttl="1h")
+    async def task(job: Job) -> object:
+        if job.attempt == 1:
+            job.save(1)  # type: ignore[unused-coroutine]  # this is what it is about
+            raise ValueError("not now")
+        return job.checkpoint
+
+    handle = await task.aenqueue()
+    await work(app)
+    assert (await record_of(app, handle.id)).result == b"null"
+    errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert errors == [
+        f"job {handle.id} of {task.name} was to save where it is, and did not: write `await job.save(…)`"
+    ]
+
+
+async def test_saves_that_are_awaited_in_other_ways_are_no_errors(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task(on_error=dead, result_ttl="1h")
+    async def task(job: Job) -> None:
+        await asyncio.create_task(job.save(1))
+        await asyncio.wait_for(job.save(2), 60)
+        await asyncio.gather(job.save(3), job.save(4))
+        stopped = asyncio.create_task(job.save(5))  # before it has begun
+        stopped.cancel()
+        await asyncio.wait([stopped])
+        job.save(6).close()
+        assert job.checkpoint == 4
+
+    handle = await task.aenqueue()
+    await work(app)
+    assert (await record_of(app, handle.id)).state is State.DONE
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
 async def test_a_job_in_a_transaction_saves_nothing_beside_it(app: App) -> None:
     """What it writes may be rolled back, and a checkpoint would stand."""
 
