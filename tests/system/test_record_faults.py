@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,17 +19,46 @@ from propolis.engines import open_engine
 from propolis.engines.shared import feed_verbs
 from propolis.errors import EngineUnavailable, OutcomeUnknown
 from propolis.testing.engines.samples import a_job
+from propolis.testing.servers.binaries import free_port
 from propolis.testing.servers.proxy import Proxy
-from propolis.testing.servers.redis import redis
+from propolis.testing.servers.redis import SLOTS, redis
 from propolis.testing.servers.serving import postgres
 
 Server = Any  # a PostgresServer or a RedisServer: both have a URL and a port, and can be killed
 
 
-@pytest.fixture(scope="module", params=["postgres", "redis"])
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    with postgres(durable=True) if request.param == "postgres" else redis(durable=True) as started:
+@contextmanager
+def one_node() -> Iterator[Server]:
+    """A cluster of one node, which an app with shards takes for any other."""
+    settings = {"cluster-enabled": "yes", "cluster-port": free_port(), "cluster-require-full-coverage": "no"}
+    with redis(durable=True, settings=settings) as node:
+        node.ask("CLUSTER", "ADDSLOTS", *range(SLOTS))
+        while "cluster_state:ok" not in node.ask("CLUSTER", "INFO"):
+            time.sleep(0.01)
+        yield node
+
+
+SERVERS: dict[str, Callable[[], AbstractContextManager[Server]]] = {
+    "postgres": partial(postgres, durable=True),
+    "redis": partial(redis, durable=True),
+    "shards": one_node,
+}
+
+
+@pytest.fixture(scope="module", params=list(SERVERS))
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def server(kind: str) -> Iterator[Server]:
+    with SERVERS[kind]() as started:
         yield started
+
+
+@pytest.fixture
+def url(kind: str, server: Server) -> str:
+    return f"redis+cluster://127.0.0.1:{server.port}?shards=4" if kind == "shards" else str(server.url)
 
 
 @pytest_asyncio.fixture
@@ -36,18 +68,23 @@ async def proxy(server: Server) -> AsyncIterator[Proxy]:
 
 
 @pytest_asyncio.fixture
-async def engine(server: Server, proxy: Proxy) -> AsyncIterator[Any]:
-    """Through the proxy."""
-    opened = await open_engine(str(server.url).replace(f":{server.port}", f":{proxy.port}"))
+async def direct(url: str) -> AsyncIterator[Any]:
+    opened = await open_engine(url)
     yield opened
     await opened.close()
 
 
 @pytest_asyncio.fixture
-async def direct(server: Server) -> AsyncIterator[Any]:
-    opened = await open_engine(server.url)
+async def engine(kind: str, url: str, server: Server, direct: Any, proxy: Proxy) -> AsyncIterator[Any]:
+    """Through the proxy.  The node of a cluster says where it is: from now on, that it is there."""
+    assert direct.durability is not None  # it has asked before
+    if kind == "shards":
+        server.ask("CONFIG", "SET", "cluster-announce-port", proxy.port)
+    opened = await open_engine(url.replace(f":{server.port}", f":{proxy.port}"))
     yield opened
     await opened.close()
+    if kind == "shards":
+        server.ask("CONFIG", "SET", "cluster-announce-port", 0)
 
 
 def stored(value: bytes, expected: int | None = None, *, name: str) -> Swap:
@@ -58,6 +95,12 @@ def stored(value: bytes, expected: int | None = None, *, name: str) -> Swap:
 async def found(engine: Records, name: str) -> Record | None:
     read = await engine.records("k", names=[name])
     return read.records[0] if read.records else None
+
+
+async def jobs_put(engine: Any, queue: str) -> int:
+    await engine.sweep()  # it sends on what a call has left behind that was to go to another shard
+    count: int = (await engine.queues())[queue].put
+    return count
 
 
 async def surely(engine: Records, swap: Swap) -> Swapped:
@@ -91,7 +134,7 @@ async def test_a_swap_whose_answer_is_lost_answers_the_same_when_it_is_repeated(
         answers = await engine.swap(swaps, token=token)
         assert [answer.version for answer in answers] == [after.version, None]
         assert await found(direct, name) == after
-        assert (await direct.queues())[name].put == n + 1
+        assert await jobs_put(direct, name) == n + 1
     assert proxy.lost == 3
 
 
@@ -120,7 +163,7 @@ async def test_a_record_that_many_count_with_loses_no_step_while_connections_bre
     record = await found(direct, name)
     assert record is not None
     assert record.value == b"15"
-    assert (await direct.queues())[name].put == 15
+    assert await jobs_put(direct, name) == 15
 
 
 async def test_a_follower_misses_nothing_while_its_connections_break(
