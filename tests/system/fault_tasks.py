@@ -10,8 +10,22 @@ from pathlib import Path
 from propolis import App, Job
 from propolis.strategies import archive, fixed, repeat
 
-app = App(os.environ["PROPOLIS_TEST_URL"])
 LEDGER = Path(os.environ["PROPOLIS_TEST_LEDGER"])
+
+
+class MovedClock:
+    """The machine's, moved on by as many microseconds as a file says: for all processes of a test."""
+
+    def __init__(self, moved: Path) -> None:
+        self._moved = moved
+
+    def now_us(self) -> int:
+        return time.time_ns() // 1000 + int(self._moved.read_text(encoding="ascii"))
+
+
+CLOCK = os.environ.get("PROPOLIS_TEST_CLOCK")
+
+app = App(os.environ["PROPOLIS_TEST_URL"], clock=MovedClock(Path(CLOCK)) if CLOCK else None)
 
 
 def write_down(what: str, job: Job) -> None:
@@ -83,6 +97,15 @@ async def fail_once(job: Job) -> None:
     if job.attempt == 1:
         raise ValueError("once")
     write_down("end", job)
+
+
+@app.task(name="devour", on_success=archive)
+async def devour(job: Job, pause: float) -> None:
+    write_down("start", job)
+    eaten = []
+    while True:
+        eaten.append(b"x" * 1_000_000)
+        await asyncio.sleep(pause)
 
 
 @app.task(name="swallow")

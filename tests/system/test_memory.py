@@ -2,114 +2,152 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import shlex
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from propolis import App
 from propolis.app.loading import load_app
-from propolis.app.registry import Registry
-from propolis.core.ids import new_id
-from propolis.core.job import State
+from propolis.core.clock import span_us
+from propolis.core.job import JobInfo, State
+from propolis.testing.engines.samples import a_job
+
+from .container import ENTER, Container, made_container
+from .fleet import Fleet, wait_for
 
 HERE = Path(__file__).parent
-OLD, NEW = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
-LIMIT = 400 * 2**20
+MB = 2**20
+LIMIT, LARGE = 200 * MB, 400 * MB  # for a supervisor, two workers and their children
 NEIGHBOURS = 6
-
-
-class Container:
-    """A memory cgroup, of the old or the new kind."""
-
-    def __init__(self, folder: Path, limit: str) -> None:
-        self.folder = folder
-        self._limit = limit
-
-    def write(self, name: str, text: str) -> None:
-        (self.folder / name).write_text(text, encoding="ascii")
-
-    def limit(self, size: int) -> None:
-        self.write(self._limit, str(size))
-        for swap, value in (("memory.memsw.limit_in_bytes", str(size)), ("memory.swap.max", "0")):
-            if (self.folder / swap).exists():
-                self.write(swap, value)
+LONG_JOBS = 10
+SLOWLY = 0.005  # seconds for each MB: so its worker sees it grow, and knows who was the largest
+LEASE = timedelta(seconds=1)
+MAX_LOSSES = 10
 
 
 @pytest.fixture
 def container() -> Iterator[Container]:
-    parent, limit = (OLD, "memory.limit_in_bytes") if OLD.is_dir() else (NEW, "memory.max")
-    folder = parent / f"propolis-test-{new_id()}"
-    try:
-        folder.mkdir()
-    except OSError as error:
-        pytest.skip(f"F07 and F63 ARE NOT TESTED HERE: cgroups cannot be written: {error}")
-    one = Container(folder, limit)
-    try:
-        if not (folder / limit).exists():
-            pytest.skip("F07 and F63 ARE NOT TESTED HERE: the memory controller is not delegated")
-        one.limit(LIMIT)
-        yield one
-    finally:
-        for _ in range(200):
-            with suppress(OSError):
-                folder.rmdir()
-                break
-            (parent / "cgroup.procs").stat()
+    with made_container() as container:
+        yield container
+
+
+class Contained:
+    """Workers in a container, and an app with the same engine and clock outside of it."""
+
+    def __init__(self, folder: Path, container: Container, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._moved = folder / "moved"
+        self._move(timedelta(0))
+        monkeypatch.setenv("PROPOLIS_TEST_CLOCK", str(self._moved))
+        monkeypatch.setenv("PROPOLIS_TEST_LEDGER", str(folder / "ledger"))
+        monkeypatch.setenv("PROPOLIS_TEST_URL", f"sqlite:///{folder}/jobs.db")
+        monkeypatch.syspath_prepend(str(HERE))
+        sys.modules.pop("fault_tasks", None)  # so that it takes this test's engine
+        self._container = container
+        self.fleet = Fleet(folder)
+        app = load_app("fault_tasks:app")
+        assert isinstance(app, App)
+        self.app = app
+
+    def put(self, task: str, *args: object) -> str:
+        job = a_job(*args, task=task)
+        self.app.client.wait(self.app.client.aput(job))
+        return job.id
+
+    def record_of(self, job_id: str) -> JobInfo:
+        record = self.app.jobs.get(job_id)
+        assert record is not None
+        return record
+
+    def all_ended(self, ids: list[str]) -> bool:
+        return all(self.record_of(job_id).state.terminal for job_id in ids)
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "propolis", "worker", "fault_tasks:app", "--lease", "1s", *options]
+        return self.fleet.run("-c", ENTER, str(self._container.folder), *command, stderr=subprocess.DEVNULL)
+
+    def go_on(self, ids: list[str]) -> None:
+        """Nobody lives in the container: move the clock over the leases of the dead, and over all pauses."""
+        self._move(LEASE)
+        engine = self.app.client.engine
+        while any(self.record_of(job_id).state is State.RUNNING for job_id in ids):
+            self.app.client.wait(engine.sweep())
+        now = self.app.client.wait(engine.now())
+        self._move(max(timedelta(0), *(self.record_of(job_id).due_at - now for job_id in ids)))
+
+    def _move(self, span: timedelta) -> None:
+        moved = int(self._moved.read_text()) if self._moved.exists() else 0
+        self._moved.write_text(str(moved + span_us(span)))
+
+    def close(self) -> None:
+        self.fleet.close()
+        self.app.close()
 
 
 @pytest.fixture
-async def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Registry]:
-    monkeypatch.setenv("WORKER_JOBS_URL", f"sqlite:///{tmp_path / 'jobs.db'}")
-    monkeypatch.syspath_prepend(str(HERE))
-    sys.modules.pop("worker_jobs", None)  # so that it takes this test's engine
-    app = load_app("worker_jobs:app")
-    yield app
-    await app.aclose()
+def contained(tmp_path: Path, container: Container, monkeypatch: pytest.MonkeyPatch) -> Iterator[Contained]:
+    contained = Contained(tmp_path, container, monkeypatch)
+    yield contained
+    contained.close()
 
 
-@contextmanager
-def workers(container: Container, *options: str) -> Iterator[None]:
-    command = [sys.executable, "-m", "propolis", "worker", "worker_jobs:app", "--lease", "1s", *options]
-    inside = f"echo $$ > {shlex.quote(str(container.folder / 'cgroup.procs'))} && exec {shlex.join(command)}"
-    process = subprocess.Popen(["/bin/sh", "-c", inside], cwd=HERE, start_new_session=True)
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, 9)
-        process.wait()
-        for pid in (container.folder / "cgroup.procs").read_text().split():
-            with suppress(ProcessLookupError):
-                os.kill(int(pid), 9)
-
-
-@pytest.mark.full
-async def test_what_eats_all_memory_is_dead_and_its_neighbours_are_not(
-    container: Container, app: Registry
+@pytest.mark.parametrize("size", [LIMIT, pytest.param(LARGE, marks=pytest.mark.full)])
+def test_what_eats_all_memory_is_dead_and_its_neighbours_are_not(
+    container: Container, contained: Contained, size: int
 ) -> None:
     """F07: dead with `crashed` after one loss and three crashes; other jobs of the same worker finish."""
-    neighbours = [await app.tasks["neighbour"].aenqueue(0.5) for _ in range(NEIGHBOURS)]
-    poison = await app.tasks["devour"].aenqueue()
+    container.limit(size)
+    neighbours = [contained.put("sleep", 0.5) for _ in range(NEIGHBOURS)]
+    poison = contained.put("devour", SLOWLY)
+    contained.start("--processes", "2", "-q", "default=20")
+    wait_for(lambda: contained.all_ended([poison, *neighbours]), 240)
 
-    async def all_ended() -> bool:
-        records = [await handle.astatus() for handle in (poison, *neighbours)]
-        return all(record is not None and record.state.terminal for record in records)
+    record = contained.record_of(poison)
+    assert (record.state, record.reason) == (State.DEAD, "crashed"), record.history
+    assert (record.losses, record.crashes) == (1, 3), record.history
+    for job_id in neighbours:
+        record = contained.record_of(job_id)
+        assert (record.state, record.crashes) == (State.DONE, 0), record.history
 
-    with workers(container, "--processes", "2", "-q", "default=20"):
-        async with asyncio.timeout(180):
-            while not await all_ended():
-                await asyncio.sleep(0.1)  # no event shows this state
 
-    record = await poison.astatus()
-    assert record is not None
-    assert (record.state, record.reason, record.crashes) == (State.DEAD, "crashed", 3), record.history
-    for handle in neighbours:
-        status = await handle.astatus()
-        assert status is not None
-        assert (status.state, status.crashes) == (State.DONE, 0), status.history
+def test_of_a_container_that_dies_whole_only_the_poison_does(
+    container: Container, contained: Contained
+) -> None:
+    """F63: nobody sees what it dies of, so that each death is a loss of all that ran; from the 7th on, alone.
+
+    All pauses are over whenever the worker starts again, so that as many as can be run beside the poison.
+    """
+    container.limit(LIMIT)
+    poison = contained.put("devour", 0)
+    others = [contained.put("sleep", 2) for _ in range(LONG_JOBS)]
+    everyone = [poison, *others]
+    with container.dying_whole():
+        while not contained.all_ended(everyone):
+            worker = contained.start("-q", "default=20")
+            wait_for(lambda: contained.all_ended(everyone) or has_died(worker, container))  # noqa: B023
+            if has_died(worker, container):
+                assert worker.returncode == -signal.SIGKILL
+                contained.go_on(everyone)
+        container.kill()
+
+    record = contained.record_of(poison)
+    assert (record.state, record.reason) == (State.DEAD, "lost"), record.history
+    assert (record.losses, record.crashes) == (MAX_LOSSES, 0), record.history
+    assert len(contained.fleet.lines_of("start", poison)) == MAX_LOSSES
+    for job_id in others:
+        record = contained.record_of(job_id)
+        assert (record.state, record.crashes) == (State.DONE, 0), record.history
+        assert record.losses >= 1  # it was there
+    for job_id in everyone:
+        fences = sorted(line.fence for line in contained.fleet.lines_of("start", job_id))
+        explained = {event.fence for event in contained.record_of(job_id).history}
+        assert set(fences[:-1]) <= explained
+        assert len(set(fences)) == len(fences)
+
+
+def has_died(worker: subprocess.Popen[str], container: Container) -> bool:
+    return worker.poll() is not None and container.is_dead()

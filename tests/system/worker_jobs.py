@@ -61,11 +61,3 @@ def until_stopping(job: Job, sign: str) -> str:
 async def forever(sign: str) -> None:
     await asyncio.to_thread(Path(sign).touch)
     await asyncio.sleep(600)
-
-
-@app.task(name="devour")
-async def devour() -> None:
-    eaten = []
-    while True:
-        eaten.append(b"x" * 5_000_000)
-        await asyncio.sleep(0.01)
