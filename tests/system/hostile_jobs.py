@@ -121,6 +121,12 @@ async def leaves_thread() -> None:
     threading.Thread(target=threading.Event().wait).start()
 
 
+@app.task(name="closes_descriptors")
+async def closes_descriptors() -> None:
+    """All that the worker has: its database, its pipes, and what its event loop waits for."""
+    os.closerange(3, 4096)
+
+
 @app.task(name="sleeps")
 async def sleeps(sign: str) -> None:
     await asyncio.to_thread(Path(sign).touch)

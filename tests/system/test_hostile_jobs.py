@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 from propolis.app.loading import load_app
 from propolis.app.registry import Registry
 from propolis.core.job import JobInfo, State
+
+from .fleet import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks and signals")
 
@@ -124,6 +127,43 @@ def test_what_a_job_leaves_behind_does_not_keep_the_process_of_its_worker(app: R
     assert worker.returncode == 0
     assert record_of(app, left).state is State.DONE
     assert "the process ends without them" in worker.stderr
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_a_job_that_closes_what_is_not_its_own_ends_its_worker_loudly_and_its_neighbours_run_elsewhere(
+    app: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: str
+) -> None:
+    """F58: its process can do nothing any more; neither does it hang, nor end as if all were well."""
+    if loop == "asyncio":
+        (tmp_path / "uvloop.py").write_text("raise ImportError")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    else:
+        pytest.importorskip("uvloop")
+    sign = tmp_path / "sign"
+    neighbours = [app.tasks["neighbour"].enqueue(str(sign)) for _ in range(2)]
+    hostile = app.tasks["closes_descriptors"].enqueue()
+    command = [sys.executable, "-m", "propolis", "worker", "hostile_jobs:app"]
+    command += ["--processes", "2", "--lease", "1s"]
+    with (tmp_path / "log").open("w") as log:
+        worker = subprocess.Popen(command, cwd=HERE, stderr=log)
+    try:
+        wait_for(lambda: record_of(app, hostile).state.terminal)
+        sign.touch()
+        wait_for(lambda: all(record_of(app, handle).state.terminal for handle in neighbours))
+    finally:
+        worker.terminate()
+        assert worker.wait(120) == 0
+    errors = (tmp_path / "log").read_text()
+
+    record = record_of(app, hostile)
+    assert (record.state, record.reason) == (State.DEAD, "crashed"), errors
+    assert (record.losses, record.crashes) == (1, 3), errors
+    for handle in neighbours:
+        record = record_of(app, handle)
+        assert (record.state, record.crashes, record.losses <= 1) == (State.DONE, 0, True), errors
+    assert len(re.findall(r"worker process \d ended", errors)) == 1
+    assert (loop == "uvloop") or "a descriptor of this process was closed" in errors
+    assert "output cannot be written" not in errors
 
 
 EMBEDDED = """

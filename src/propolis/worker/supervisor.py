@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib
 import logging
 import os
@@ -68,7 +69,22 @@ def run_worker(registry: Registry, settings: Settings) -> int:
     """
     set_up_logging()
     supervised = os.environ.pop(SUPERVISED, None)  # gone, as it is not true of what jobs start
-    code, closed = FAILED, threading.Event()
+    closed = threading.Event()
+    try:
+        return _run_until_stopped(registry, settings, supervised, closed)
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+        log.critical("a descriptor of this process was closed, as a job may do: the worker cannot go on")
+        return FAILED
+    finally:
+        closed.set()
+
+
+def _run_until_stopped(
+    registry: Registry, settings: Settings, supervised: str | None, closed: threading.Event
+) -> int:
+    code = FAILED
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         try:
             run_to_the_end(runner.get_loop(), _work(registry, settings, supervised))
@@ -80,7 +96,6 @@ def run_worker(registry: Registry, settings: Settings) -> int:
             log.critical("%s", error)
         finally:
             leave_in_time(code, closed)
-    closed.set()
     return code
 
 
