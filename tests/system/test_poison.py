@@ -90,6 +90,31 @@ async def test_poison_is_dead_after_one_loss_and_three_crashes_and_no_neighbour_
         assert (status.crashes, status.losses <= 1) == (0, True)
 
 
+async def test_three_bombs_of_different_kinds_bury_no_innocent(url: str, app: Registry) -> None:
+    """F07, F08: each kills a worker once, with whoever is in it; from then on it only harms its process."""
+    innocent = [await app.tasks["neighbour"].aenqueue(0.5) for _ in range(NEIGHBOURS)]
+    bombs = [await app.tasks["bomb"].aenqueue(how) for how in ("exit", "segfault", "kill")]
+    innocent += [await app.tasks["neighbour"].aenqueue(0.0) for _ in range(NEIGHBOURS)]
+
+    async def all_ended() -> bool:
+        records = [await handle.astatus() for handle in (*bombs, *innocent)]
+        return all(record is not None and record.state.terminal for record in records)
+
+    with workers("--processes", "2", "-q", "default=20"):
+        await until(all_ended)
+
+    for handle in bombs:
+        record = await handle.astatus()
+        assert record is not None
+        assert (record.state, record.reason, record.crashes) == (State.DEAD, "crashed", 3), record.history
+        assert 1 <= record.losses <= len(bombs), record.history
+    for handle in innocent:
+        status = await handle.astatus()
+        assert status is not None
+        assert (status.state, status.failures, status.crashes) == (State.DONE, 0, 0), status.history
+        assert status.losses <= len(bombs), status.history
+
+
 async def test_children_die_with_their_worker_even_if_they_hear_nothing(
     url: str, app: Registry, tmp_path: Path
 ) -> None:
