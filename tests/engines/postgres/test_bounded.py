@@ -6,7 +6,7 @@ of their own no snapshot of another test keeps dead rows, which are pages too.
 
 from __future__ import annotations
 
-import asyncio
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import timedelta
 from functools import partial
@@ -15,6 +15,7 @@ from typing import Any
 import asyncpg
 import pytest
 import pytest_asyncio
+from tests.system.fleet import cpu_seconds
 
 from propolis.core.batch import Batch
 from propolis.core.job import Done, Lease
@@ -490,17 +491,19 @@ async def test_what_expires_is_found_by_its_time(desk: Desk) -> None:
 async def test_what_becomes_due_at_once_is_promoted_in_as_many_sweeps(desk: Desk, size: int) -> None:
     """S3.28: in proportion, and with 100,000 within ten seconds of the server's work."""
     await desk.fill("scheduled", size, due_us="1", queue="'q' || i % 7")
+    session = desk.connection.get_server_pid()
 
     sweeps = pages = 0
-    began = asyncio.get_running_loop().time()
+    began = cpu_seconds(session)
     while (await desk.engine.sweep()).promoted:
         sweeps += 1
         pages += desk.pages
-    took = asyncio.get_running_loop().time() - began
+    took = cpu_seconds(session) - began
 
     assert sweeps == size // BITE
     assert pages < 30 * size
-    assert size < 100_000 or took < 10
+    assert took < 10
+    assert took > 0 or size < 100_000 or sys.platform != "linux"  # the process that serves us was seen
 
 
 EMITTED: dict[str, Callable[[int], dict[str, Any]]] = {
