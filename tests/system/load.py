@@ -22,10 +22,11 @@ from .fleet import Fleet, wait_for
 
 LANES = ("-q", "default=10", "-q", "other=10", "--lease", "5s")
 LONG = 3.0  # seconds: several sweeps, and a renewal of every lease
-LONG_WAITS = """
+LOOK_EVERY = 0.2  # seconds
+LONG_WAITS = f"""
 SELECT w.pid, a.query FROM pg_locks AS w JOIN pg_stat_activity AS a USING (pid)
  WHERE NOT w.granted AND a.datname = current_database()
-   AND clock_timestamp() - w.waitstart > interval '1.5 seconds'
+   AND clock_timestamp() - w.waitstart > interval '{1 + LOOK_EVERY} seconds'
 """
 
 
@@ -41,16 +42,17 @@ class Bench:
         self._waiting = waiting
         self._loading = threading.Thread(target=self._load)
         self._over = threading.Event()
-        self.steady: set[str] = set()
+        self.steady: dict[str, float] = {}  # when each of its jobs was put
         self.others: set[str] = set()
+        self._at_work_since = 0.0
         self._ended: set[str] = set()
         self._counted = 0  # lines of the fleet's ledger
 
     def _load(self) -> None:
         while not self._over.wait(0.02):
-            jobs = [a_job(0, task="count") for _ in range(5)]
+            jobs, now = [a_job(0, task="count") for _ in range(5)], time.monotonic()
             self.app.client.wait(self.app.client.aput_many(jobs))
-            self.steady |= {job.id for job in jobs}
+            self.steady |= {job.id: now for job in jobs}
 
     @contextmanager
     def loaded(self) -> Iterator[None]:
@@ -59,6 +61,7 @@ class Bench:
         self._loading.start()
         try:
             self.go_on()
+            self._at_work_since = time.monotonic()
             yield
         finally:
             self._over.set()
@@ -66,8 +69,8 @@ class Bench:
 
     def go_on(self, jobs: int = 50) -> None:
         """Until so many more of the steady load have ended."""
-        had = len(self.steady & self.ended())
-        wait_for(lambda: len(self.steady & self.ended()) >= had + jobs)
+        had = len(self.steady.keys() & self.ended())
+        wait_for(lambda: len(self.steady.keys() & self.ended()) >= had + jobs)
 
     def goes_on_for_long(self) -> None:
         """And sweeps do: somebody's lease that ends is reaped."""
@@ -106,6 +109,12 @@ class Bench:
     def runs(self) -> Counter[str]:
         return Counter(line.job_id for line in self._fleet.lines() if line.what == "start")
 
+    def p99_wait(self) -> float:
+        """Seconds within which all but a hundredth of the steady load began, once the workers were up."""
+        starts = {line.job_id: line.at for line in self._fleet.lines() if line.what == "start"}
+        waits = sorted(starts[job_id] - at for job_id, at in self.steady.items() if at > self._at_work_since)
+        return waits[len(waits) * 99 // 100]
+
     def put_waiting(self) -> set[str]:
         jobs = [a_job(0, task="count", queue="other", key="tenant") for _ in range(self._waiting)]
         self.app.client.wait(self.app.client.aput_many(jobs))
@@ -128,7 +137,7 @@ class Bench:
 
 
 class LockWatch:
-    """Samples a PostgreSQL for whoever waits for a lock for more than a second."""
+    """Samples a PostgreSQL for whoever waits for a lock for more than L6's second, and one interval."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -148,5 +157,5 @@ class LockWatch:
         connection = await asyncpg.connect(self._url)
         while not self._over.is_set():
             self.found += [row["query"] for row in await connection.fetch(LONG_WAITS)]
-            await asyncio.to_thread(self._over.wait, 0.2)
+            await asyncio.to_thread(self._over.wait, LOOK_EVERY)
         await connection.close()
