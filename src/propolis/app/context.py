@@ -230,8 +230,8 @@ class Job(Provided):
         """Keep where the job is, for its next run if this one does not end it: `await job.save(value)`.
 
         It returns when that is stored.  `LeaseLost` if another run may have begun: stop then.
-        `CheckpointTooLarge` beyond 64 KiB, and `BadCall`, a `TypeError`, for what has no JSON form; nothing was
-        saved.  `Misuse` at once in a plain function, which cannot await it.
+        `CheckpointTooLarge` beyond 64 KiB, and `BadCall`, a `TypeError`, for what has no JSON form; then
+        nothing was saved.  `Misuse` at once in a plain function, which cannot await it.
         """
         try:
             asyncio.get_running_loop()

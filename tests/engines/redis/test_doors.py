@@ -10,11 +10,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.engines.redis.looking import COUNTERS, keys, take
+from tests.engines.redis.looking import COUNTERS, keys, listed, take
 
 from propolis import App
 from propolis.core import wire
-from propolis.core.job import Done, JobInfo, Lease, State
+from propolis.core.job import Done, Lease, State
 from propolis.core.protocols import Filter
 from propolis.engines.address import Address
 from propolis.engines.redis.client.link import RedisLink
@@ -235,17 +235,6 @@ async def test_what_stands_at_doors_is_listed_after_the_others(
         assert await listed(engine, where, 10) == []
     assert len(await take(engine, 1000)) == 500 + 1
     assert len(await listed(engine, Filter(queue="default", state=State.READY), 1000)) == 100
-
-
-async def listed(engine: RedisEngine, where: Filter, limit: int) -> list[JobInfo]:
-    found: list[JobInfo] = []
-    after = None
-    while True:
-        page = await engine.find(where, limit=limit, after=after)
-        assert len(page.jobs) <= limit
-        found += page.jobs
-        if (after := page.after) is None:
-            return found
 
 
 async def test_large_pushes_come_in_small_bites() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.engines.redis.looking import COUNTERS, keys, take
+from tests.engines.redis.looking import COUNTERS, keys, listed, take
 
 from propolis import App
 from propolis.app.client.client import Client

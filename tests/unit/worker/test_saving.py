@@ -196,7 +196,7 @@ async def test_save_is_not_for_a_plain_function(app: App) -> None:
     await work(app)
     info = await record_of(app, handle.id)
     assert info.error is not None
-    assert (info.error.type, "job.save_now" in info.error.message) == (BadSetting.__name__, True)
+    assert (info.error.type, "job.save_now" in info.error.message) == (Misuse.__name__, True)
 
 
 async def test_a_save_that_is_not_awaited_is_an_error_in_the_log(
