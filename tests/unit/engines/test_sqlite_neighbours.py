@@ -198,6 +198,54 @@ async def test_the_largest_time_is_remembered_while_something_runs(
     assert (await engine.sweep()).promoted == 1
 
 
+async def test_a_lease_itself_shows_what_time_it_was(engine: SQLiteEngine, clock: FakeClock) -> None:
+    """L2: after an hour in which nothing but ready jobs was there, and nobody wrote the time down."""
+    await engine.put([a_job()])
+    for _ in range(60):
+        clock.advance("1m")
+        await engine.sweep()
+    await engine.lease({"default": 1}, span=SPAN, holder=HOLDER)
+    clock.set_back("50s")
+    await engine.sweep()
+    clock.advance(SPAN)
+    assert (await engine.sweep()).reaped == 1
+
+
+@pytest.mark.parametrize("joins", [False, True], ids=["by itself", "in a transaction of a caller"])
+async def test_a_delay_that_is_counted_before_the_next_sweep_follows_nothing(
+    engine: SQLiteEngine, tmp_path: Path, clock: FakeClock, joins: bool
+) -> None:
+    """I2: else it would be over at once."""
+    await engine.put([a_job(delay_ms=7200_000)])
+    clock.set_back("1h")
+    if joins:
+        with closing(sqlite3.connect(tmp_path / "jobs.db")) as caller, caller:
+            caller.execute("BEGIN")
+            await engine.put_in(caller, [a_job(delay_ms=600_000)])
+    else:
+        await engine.put([a_job(delay_ms=600_000)])
+    await engine.sweep()
+    clock.advance("599s")
+    assert (await engine.sweep()).promoted == 0
+    clock.advance("1s")
+    assert (await engine.sweep()).promoted == 1
+
+
+async def test_a_clock_that_is_slewed_is_no_reason_to_write(
+    engine: SQLiteEngine, tmp_path: Path, clock: FakeClock
+) -> None:
+    """F38."""
+    await engine.put([a_job(), a_job(delay_ms=7200_000)])
+    await engine.lease({"default": 1}, span=SPAN, holder=HOLDER)
+    await engine.sweep()
+    with closing(sqlite3.connect(tmp_path / "jobs.db")) as other:
+        before = other.execute("PRAGMA data_version").fetchone()
+        for _ in range(3):
+            clock.set_back("300ms")
+            assert (await engine.sweep()).again_in is None
+        assert other.execute("PRAGMA data_version").fetchone() == before
+
+
 # --- the file itself ---------------------------------------------------------------------
 
 

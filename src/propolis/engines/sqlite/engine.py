@@ -157,7 +157,7 @@ class SQLiteEngine(FromExchange, FeedVerbs):
         """The same for synchronous code: a connection of SQLite stays in its thread in either case."""
         bodies = wire.encode_all(jobs)
         with self._file.joining(tx):
-            work = Work(tx, self._clock.now_us(), self._retention)
+            work = Work(tx, self._clock.now_us(), self._retention, joins=True)
             receipts = puts.put(work, jobs, bodies, token)
             work.flush()
         return receipts

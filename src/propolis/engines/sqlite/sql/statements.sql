@@ -1,7 +1,7 @@
 -- Every statement of the SQLite engine.  Arrays come as JSON texts, read by json_each.
 
 -- name: counters
-SELECT seq, front, epoch FROM propolis_counter;
+SELECT seq, front FROM propolis_counter;
 
 -- name: keep_counters
 UPDATE propolis_counter SET seq = :seq, front = :front, largest_us = max(largest_us, :now_us);
@@ -322,6 +322,7 @@ SELECT EXISTS (SELECT 1 FROM propolis_scheduled WHERE due_us <= :now_us)
     OR EXISTS (SELECT 1 FROM propolis_removal)
     OR EXISTS (SELECT 1 FROM propolis_step_back)
     OR EXISTS (SELECT 1 FROM propolis_counter WHERE largest_us > :now_us + :tolerated_us)
+    OR coalesce((SELECT until_us - span_us FROM propolis_running ORDER BY until_us DESC LIMIT 1) > :now_us + :tolerated_us, 0)
     OR EXISTS (SELECT 1 FROM propolis_counter WHERE largest_us < :now_us - :remembered_us
                   AND (EXISTS (SELECT 1 FROM propolis_running) OR EXISTS (SELECT 1 FROM propolis_scheduled)))
     OR EXISTS (SELECT 1 FROM propolis_tally WHERE dead > 0 AND dead > :dead_max)
@@ -337,27 +338,37 @@ SELECT EXISTS (SELECT 1 FROM propolis_scheduled WHERE due_us <= :now_us)
 SELECT queue, due_us, seq FROM propolis_scheduled WHERE due_us <= :now_us ORDER BY due_us, queue, seq LIMIT :most;
 
 -- name: largest_time
-SELECT largest_us, epoch FROM propolis_counter;
+-- With the time at which the lease that ends last was given: unless leases are being shortened, the clock has shown it.
+SELECT largest_us, epoch, (SELECT until_us - span_us FROM propolis_running ORDER BY until_us DESC LIMIT 1),
+       EXISTS (SELECT 1 FROM propolis_step_back)
+  FROM propolis_counter;
 
 -- name: remember_time
 UPDATE propolis_counter SET largest_us = :now_us;
 
--- name: end_epoch
-UPDATE propolis_counter SET epoch = epoch + 1;
+-- name: begin_epoch
+UPDATE propolis_counter SET epoch = epoch + 1, largest_us = :now_us;
 
 -- name: keep_step_back
 INSERT INTO propolis_step_back (epoch, by_us) VALUES (:epoch, :by_us);
 
 -- name: steps_back
-SELECT epoch, by_us FROM propolis_step_back;
+SELECT epoch, by_us, until_us, seq FROM propolis_step_back ORDER BY epoch;
+
+-- name: keep_followed
+UPDATE propolis_step_back SET until_us = :until_us, seq = :seq;
 
 -- name: forget_steps_back
 DELETE FROM propolis_step_back;
 
+-- name: leases_after
+SELECT until_us, seq FROM propolis_running WHERE (until_us, seq) > (:until_us, :seq) AND until_us > :now_us
+ ORDER BY until_us, seq LIMIT :most;
+
 -- name: shorten_leases
--- A lease that ends later than one given now would: it starts anew.
-UPDATE propolis_running SET until_us = :now_us + span_us WHERE seq IN
-    (SELECT seq FROM propolis_running WHERE until_us > :now_us + span_us LIMIT :most);
+-- Those that end later than one given now would: they start anew.
+UPDATE propolis_running SET until_us = :now_us + span_us
+ WHERE seq IN (SELECT value FROM json_each(:seqs)) AND until_us > :now_us + span_us;
 
 -- name: delayed_before
 SELECT queue, due_us, seq, epoch FROM propolis_scheduled WHERE epoch < :epoch AND epoch IS NOT NULL LIMIT :most;

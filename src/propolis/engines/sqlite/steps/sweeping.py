@@ -22,9 +22,8 @@ from propolis.engines.sqlite.steps.settling import (
     stand_in_front,
     stop,
 )
-from propolis.engines.sqlite.steps.work import Work
+from propolis.engines.sqlite.steps.work import TOLERATED_US, Work
 
-TOLERATED_US = 1_000_000  # a clock that is corrected by less is left alone
 REMEMBERED_US = 10_000_000  # how far the largest time that is remembered may lag behind
 LEEWAY = {"tolerated_us": TOLERATED_US, "remembered_us": REMEMBERED_US}
 
@@ -64,23 +63,21 @@ def follow_clock(work: Work, limit: int) -> bool:
 
     Leases end one span from now at the latest (L2), and delays do not grow: but for what was given a time.
     """
-    largest_us, epoch = work.run("largest_time").fetchone()
-    if largest_us > work.now_us + TOLERATED_US:
-        work.run("keep_step_back", epoch=epoch, by_us=largest_us - work.now_us)
-        work.run("end_epoch")
-        epoch += 1
-    if not -TOLERATED_US <= work.now_us - largest_us <= 0:
-        work.run("remember_time", now_us=work.now_us)
+    epoch = work.look_at_clock()
     steps = work.run("steps_back").fetchall()
     if not steps:
         return False
-    shortened = work.run("shorten_leases", now_us=work.now_us, most=limit).rowcount
+    *_, until_us, seq = steps[-1]
+    leases = work.run("leases_after", until_us=until_us, seq=seq, now_us=work.now_us, most=limit).fetchall()
+    work.run("shorten_leases", now_us=work.now_us, seqs=text_of([seq for _, seq in leases]))
     delayed = work.run("delayed_before", epoch=epoch, most=limit).fetchall()
     for queue, due_us, seq, since in delayed:
-        new_us = due_us - sum(by_us for ended, by_us in steps if ended >= since)
+        new_us = due_us - sum(by_us for ended, by_us, *_ in steps if ended >= since)
         work.run("bring_forward", queue=queue, due_us=due_us, seq=seq, new_us=new_us, epoch=epoch)
         work.run("bring_job_forward", seq=seq, due_us=new_us)
-    if limit in (shortened, len(delayed)):
+    if limit in (len(leases), len(delayed)):
+        until_us, seq = leases[-1] if leases else (until_us, seq)
+        work.run("keep_followed", until_us=until_us, seq=seq)
         return True
     work.run("forget_steps_back")
     return False

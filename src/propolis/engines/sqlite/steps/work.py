@@ -15,7 +15,7 @@ from propolis.core.transitions import Retention
 from propolis.engines.sqlite.rows import SQL
 
 KNOWN_US = span_us(KNOWN_FOR)
-
+TOLERATED_US = 1_000_000  # a clock that is corrected by less is left alone
 
 TALLIES = ("put", "deleted", "ready", "scheduled", "held", "parked", "running", "done", "dead", "cancelled")
 _ARRIVED = {"put", "ready"}  # what most puts change
@@ -29,15 +29,20 @@ class Work:
     """One transaction.  Counters and tallies are read once, and written back by `flush`.
 
     `tallies` are what changes in the numbers of each queue; `started` and `held` those of tasks and keys;
-    `woken` are the queues that got something (None: any may have).
+    `woken` are the queues that got something (None: any may have).  Whoever `joins` the transaction
+    of a caller may have waited for others since it was `now_us`.
     """
 
-    def __init__(self, db: sqlite3.Connection, now_us: int, retention: Retention) -> None:
+    def __init__(
+        self, db: sqlite3.Connection, now_us: int, retention: Retention, *, joins: bool = False
+    ) -> None:
         self.db = db
         self.now_us = now_us
+        self._joins = joins
         self.woken: set[str | None] = set()
         self.retention = retention
         self._counters: list[int] | None = None
+        self._epoch: int | None = None
         self.tallies: defaultdict[str, Changes] = defaultdict(_no_changes)
         self.started: defaultdict[Named, int] = defaultdict(int)  # and no Counter, which takes longer to make
         self.held: defaultdict[Named, int] = defaultdict(int)
@@ -54,6 +59,7 @@ class Work:
         """A part of the transaction that happens wholly or not at all, counters and tallies included."""
         before = (
             self._counters and [*self._counters],
+            self._epoch,
             self.started.copy(),
             self.held.copy(),
             {*self.woken},
@@ -64,7 +70,7 @@ class Work:
             yield
         except BaseException:
             self.db.execute("ROLLBACK TO part")
-            self._counters, self.started, self.held, self.woken = before
+            self._counters, self._epoch, self.started, self.held, self.woken = before
             self.tallies = defaultdict(_no_changes, tallies)
             raise
         finally:
@@ -127,7 +133,7 @@ class Work:
     def flush(self) -> None:
         """Write the counters and the tallies; the last thing before the commit."""
         if self._counters is not None:
-            seq, front, _ = self._counters
+            seq, front = self._counters
             self.run("keep_counters", seq=seq, front=front, now_us=self.now_us)
         self.flush_started()
         for queue, changes in self.tallies.items():
@@ -152,8 +158,27 @@ class Work:
 
     @property
     def epoch(self) -> int:
-        """Changed only by whoever finds that the clock was set back."""
-        return self._count(2, 0)
+        """That in which delays are counted now."""
+        if self._epoch is None:
+            self._epoch = self.look_at_clock(lag_us=TOLERATED_US)
+        return self._epoch
+
+    def look_at_clock(self, *, lag_us: int = 0) -> int:
+        """Remember the time, and give the epoch: a new one where the clock was set back.
+
+        What is remembered may lag behind.
+        """
+        largest_us, epoch, given_us, is_following = self.run("largest_time").fetchone()
+        shown_us = largest_us if is_following or given_us is None else max(largest_us, given_us)
+        if shown_us > self.now_us + TOLERATED_US and self._joins:
+            return int(epoch) + 1  # which it will be, if that is so
+        if shown_us > self.now_us + TOLERATED_US:
+            self.run("keep_step_back", epoch=epoch, by_us=shown_us - self.now_us)
+            self.run("begin_epoch", now_us=self.now_us)
+            return int(epoch) + 1
+        if largest_us < self.now_us - lag_us:
+            self.run("remember_time", now_us=self.now_us)
+        return int(epoch)
 
     def front(self) -> int:
         """A new place at the front of a line."""

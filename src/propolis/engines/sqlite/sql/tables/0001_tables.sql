@@ -245,8 +245,14 @@ CREATE TABLE propolis_counter (
 );
 INSERT INTO propolis_counter VALUES (1, 0, 0, 0, 0);
 
--- By how much it was set back at the end of an epoch, as long as not everything has followed.
-CREATE TABLE propolis_step_back (epoch INTEGER PRIMARY KEY, by_us INTEGER NOT NULL);
+-- By how much it was set back at the end of an epoch, as long as not everything has followed: leases have up to the one
+-- that ends then, of that job.
+CREATE TABLE propolis_step_back (
+    epoch    INTEGER PRIMARY KEY,
+    by_us    INTEGER NOT NULL,
+    until_us INTEGER NOT NULL DEFAULT 0,
+    seq      INTEGER NOT NULL DEFAULT 0
+);
 
 -- Records: small named values with versions.  `version` is drawn from the counter of the store, see swap.
 CREATE TABLE propolis_record (
