@@ -6,16 +6,14 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import asyncpg
-import pytest
 import pytest_asyncio
 
-from propolis.core.job import Done, Lease, Retried, Snoozed
+from propolis.core.job import Lease, Retried, Snoozed
+from propolis.core.protocols import Filter
 from propolis.engines.postgres.engine import PostgresEngine
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines.samples import HOLDER, SPAN, a_job
-
-HOUR = timedelta(hours=1)
-LOOK = timedelta(minutes=1)  # as often a sweep writes the time down
+from propolis.testing.engines.steps import A_MOMENT, HOUR
 
 
 @pytest_asyncio.fixture
@@ -33,45 +31,6 @@ async def engine(postgres_url: str, schema: str, clock: FakeClock) -> AsyncItera
 async def take(engine: PostgresEngine) -> dict[str, Lease]:
     leases = await engine.lease({"default": 100}, span=SPAN, holder=HOLDER)
     return {lease.id: lease for lease in leases}
-
-
-@pytest.mark.parametrize("failed", [False, True], ids=["in a chunk", "in rows of their own"])
-async def test_a_lease_of_before_ends_soon_and_what_is_renewed_is_kept(
-    engine: PostgresEngine, clock: FakeClock, failed: bool
-) -> None:
-    """L2, F38: once, however often the clock is looked at."""
-    await engine.put([a_job(id="kept"), a_job(id="lost")])
-    if failed:
-        await take(engine)
-        clock.advance(SPAN)
-        assert (await engine.sweep(by="me")).reaped == 2
-    clock.advance(LOOK)
-    await engine.sweep(by="me")
-    clock.advance(LOOK / 2)
-    leases = await take(engine)
-
-    clock.set_back(HOUR)
-    assert (await engine.sweep(by="me")).reaped == 0
-    for _ in range(2):
-        assert (await engine.renew([leases["kept"]], span=2 * LOOK))[0].until == clock.now + 2 * LOOK
-        clock.advance(LOOK / 2 + SPAN / 2)
-        reaped = (await engine.sweep(by="me")).reaped
-    assert reaped == 1
-    assert [*await take(engine)] == ["lost"]
-    assert await engine.settle([(leases["kept"], Done())]) == []
-
-
-async def test_no_lease_is_cut_short_by_a_clock_that_goes_back(
-    engine: PostgresEngine, clock: FakeClock
-) -> None:
-    await engine.put([a_job()])
-    await engine.sweep(by="me")
-    leases = await take(engine)
-    clock.set_back(HOUR)
-    await engine.sweep(by="me")
-    clock.advance(SPAN - timedelta(microseconds=1))
-    assert (await engine.sweep(by="me")).reaped == 0
-    assert await engine.settle([(lease, Done()) for lease in leases.values()]) == []
 
 
 async def test_a_delay_is_not_longer_because_the_clock_went_back(
@@ -97,9 +56,9 @@ async def test_a_delay_is_not_longer_because_the_clock_went_back(
     await engine.put([a_job(id="new", delay_ms=2 * 3600_000)])
     for _ in range(3):
         await engine.sweep(by="me")
-    clock.advance(HOUR - LOOK)
+    clock.advance(HOUR - A_MOMENT)
     assert await take(engine) == {}
-    clock.advance(LOOK)
+    clock.advance(A_MOMENT)
     assert sorted(await take(engine)) == ["again", "delayed", "snoozed"]
     clock.advance(HOUR)
     assert sorted(await take(engine)) == ["fixed", "moved", "new"]
@@ -119,10 +78,10 @@ async def test_what_was_scheduled_is_shifted_in_bites(engine: PostgresEngine, cl
     sweeps = 1
     while (await engine.sweep(limit=10, by="me")).again_in == timedelta(milliseconds=10):
         sweeps += 1
-    assert sweeps == 6  # three for each step
-    clock.advance(timedelta(minutes=10) - LOOK)
+    assert sweeps == 5  # of six, three for each step: after the last one nobody has to come back at once
+    clock.advance(timedelta(minutes=10) - A_MOMENT)
     assert await take(engine) == {}
-    clock.advance(LOOK)
+    clock.advance(A_MOMENT)
     assert len(await take(engine)) == 25
 
 
@@ -143,3 +102,55 @@ async def test_a_history_that_cannot_be_read_keeps_no_delay_from_following(
         await engine.sweep(by="me")
     clock.advance(HOUR)
     assert len(await take(engine)) == len(damages) + 1
+
+
+async def test_leases_are_shortened_in_bites(
+    engine: PostgresEngine, clock: FakeClock, connection: asyncpg.Connection, schema: str
+) -> None:
+    """L2, L5: those of chunks and those that are rows, in the order of their ends."""
+    await engine.put([a_job(n) for n in range(12)])
+    for limit in (1, 2, 1, 2, 1, 2, 1, 2):
+        await engine.lease({"default": limit}, span=SPAN, holder=HOLDER)
+        clock.advance(A_MOMENT)
+    assert await connection.fetchval(f"""SELECT count(*) FROM "{schema}".chunk""") == 4
+    clock.set_back(HOUR)
+    sweeps = 1
+    while (await engine.sweep(limit=3, by="me")).again_in == timedelta(milliseconds=10):
+        sweeps += 1
+    assert sweeps == 3
+    page = await engine.find(Filter())
+    assert [info.lease_until for info in page.jobs] == [clock.now + SPAN] * 12
+
+
+async def test_a_clock_that_is_slewed_is_no_reason_to_write(
+    engine: PostgresEngine, clock: FakeClock, connection: asyncpg.Connection, schema: str
+) -> None:
+    """L2."""
+    await engine.put([a_job(), a_job(delay_ms=3600_000)])
+    await engine.lease({"default": 1}, span=SPAN, holder=HOLDER)
+    await engine.sweep(by="me")
+    versions = " UNION ALL ".join(
+        f"""SELECT tableoid, ctid FROM "{schema}".{table}""" for table in ("watch", "chunk", "scheduled")
+    )
+    before = await connection.fetch(versions)
+    for _ in range(3):
+        clock.set_back("300ms")
+        await engine.sweep(by="me")
+    assert await connection.fetch(versions) == before
+
+
+async def test_a_lease_that_somebody_is_at_is_passed_by(
+    engine: PostgresEngine, clock: FakeClock, connection: asyncpg.Connection, schema: str
+) -> None:
+    """L2, L6: and seen to as soon as it is let go."""
+    await engine.put([a_job(id="held"), a_job(id="free")])
+    for _ in range(2):
+        await engine.lease({"default": 1}, span=SPAN, holder=HOLDER)
+    clock.set_back(HOUR)
+    async with connection.transaction():
+        await connection.execute(f"""SELECT FROM "{schema}".running WHERE id = 'held' FOR UPDATE""")
+        await engine.sweep(by="me")
+        ends = {info.id: info.lease_until for info in (await engine.find(Filter())).jobs}
+        assert ends == {"held": clock.now + HOUR + SPAN, "free": clock.now + SPAN}
+    await engine.sweep(by="me")
+    assert (await engine.find(Filter(queue="default"))).jobs[0].lease_until == clock.now + SPAN

@@ -27,9 +27,9 @@ DECLARE
 BEGIN
     WITH rows AS (
         INSERT INTO running (seq, pos, put_us, due_us, fence, number, started_us, rank, max_crashes, attempts, failures, crashes,
-                             queue, id, task, body, batch, member, until_us, holder)
+                             queue, id, task, body, batch, member, until_us, span_us, holder)
         SELECT m.seq, m.seq, m.put_us, m.due_us, fence, m.place, started_us, m.rank, m.max_crashes, 1, 0, 0, queue, m.id,
-               m.task, m.body, batch, m.member, until_us, holder
+               m.task, m.body, batch, m.member, until_us, span_us, holder
           FROM chunk, members_of(chunk) AS m
          WHERE number = of_number AND (numbers IS NULL OR get_bit(bits, (m.place - number)::integer - 1) = 1)
         RETURNING running.number)
@@ -226,7 +226,7 @@ BEGIN
          GROUP BY members;
         CONTINUE WHEN NOT FOUND;
         IF cardinality(c.found) = c.members THEN
-            UPDATE chunk SET until_us = until WHERE number = l.number;
+            UPDATE chunk SET until_us = until, span_us = until - now_us WHERE number = l.number;
             RETURN QUERY SELECT unnest(c.places);
         ELSE
             PERFORM break_out(l.number, c.found::integer[]);

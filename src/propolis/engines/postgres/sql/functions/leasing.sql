@@ -342,10 +342,10 @@ BEGIN
         INSERT INTO running (
             seq, pos, put_us, due_us, expires_us, fence, number, started_us, rank, max_crashes, attempts, failures, crashes,
             queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-            progress, log, history, checkpoint, losses, until_us, holder)
+            progress, log, history, checkpoint, losses, until_us, span_us, holder)
         SELECT seq, pos, put_us, due_us, expires_us, greatest(fence + 1, t.now_us), nextval('number'), t.now_us, rank, max_crashes,
                attempts + 1, failures, crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch,
-               member, stepped, error, progress, log, history, checkpoint, losses, until, who
+               member, stepped, error, progress, log, history, checkpoint, losses, until, until - t.now_us, who
           FROM taken ORDER BY rank, pos
         RETURNING number)
     SELECT array_agg(number) INTO numbers FROM started;
@@ -381,14 +381,13 @@ BEGIN
     j.number := nextval('number');
     j.started_us := t.now_us;
     j.attempts := j.attempts + 1;
-    j.until_us := until;
     j.holder := who;
     INSERT INTO running (seq, pos, put_us, due_us, expires_us, fence, number, started_us, rank, max_crashes, attempts, failures,
         crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-        progress, log, history, checkpoint, losses, until_us, holder)
+        progress, log, history, checkpoint, losses, until_us, span_us, holder)
     VALUES (j.seq, j.pos, j.put_us, j.due_us, j.expires_us, j.fence, j.number, j.started_us, j.rank, j.max_crashes, j.attempts,
             j.failures, j.crashes, j.queue, j.id, j.task, j.body, j.chosen, j.unique_key, j.unique_until, j.limit_key,
-            j.batch, j.member, j.stepped, j.error, j.progress, j.log, j.history, j.checkpoint, j.losses, j.until_us, j.holder);
+            j.batch, j.member, j.stepped, j.error, j.progress, j.log, j.history, j.checkpoint, j.losses, until, until - t.now_us, j.holder);
     RETURN (NULL, NULL, j.queue, NULL, ARRAY[j.number], ARRAY[j.fence], ARRAY[j.id], ARRAY[j.task], ARRAY[j.body], ARRAY[j.put_us],
             ARRAY[j.attempts], ARRAY[j.failures], ARRAY[j.crashes], ARRAY[j.batch], j.rank, j.pos,
             CASE WHEN j.checkpoint IS NOT NULL THEN ARRAY[j.checkpoint] END, ARRAY[coalesce(j.losses, 0)])::leased;
@@ -413,10 +412,10 @@ BEGIN
                array_agg(pos) AS poss, CASE WHEN of_batch IS NOT NULL THEN array_agg(member) END AS in_batch
           FROM (SELECT seq, pos, put_us, due_us, rank, max_crashes, id, task, body, member FROM taken ORDER BY rank, pos) AS line),
     packed AS (
-        INSERT INTO chunk (number, fence, started_us, until_us, members, queue, holder, first_id, last_id, batch, born, ids, tasks,
-                           bodies, seqs, puts_us, dues_us, ranks, max_crashes, in_batch)
-        SELECT nextval('number'), t.now_us, t.now_us, until, cardinality(ids), of_queue, who, first_id, last_id, of_batch, its_birth, ids,
-               tasks, bodies, seqs, puts_us, dues_us, ranks, max_crashes, in_batch FROM line
+        INSERT INTO chunk (number, fence, started_us, until_us, span_us, members, queue, holder, first_id, last_id, batch, born,
+                           ids, tasks, bodies, seqs, puts_us, dues_us, ranks, max_crashes, in_batch)
+        SELECT nextval('number'), t.now_us, t.now_us, until, until - t.now_us, cardinality(ids), of_queue, who, first_id, last_id,
+               of_batch, its_birth, ids, tasks, bodies, seqs, puts_us, dues_us, ranks, max_crashes, in_batch FROM line
         RETURNING number)
     SELECT NULL::bigint, NULL::integer[], of_queue, number, NULL::bigint[], ARRAY[t.now_us], ids, tasks, bodies, puts_us,
            NULL::integer[], NULL::integer[], NULL::integer[], CASE WHEN of_batch IS NOT NULL THEN ARRAY[of_batch] END, rank,

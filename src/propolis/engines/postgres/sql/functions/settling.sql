@@ -333,7 +333,7 @@ RETURNS TABLE (n integer, new_end bigint, asked boolean) LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY SELECT place, until, false FROM renew_members(now_us, at_numbers, ids, fences, holders, until) AS place;
     RETURN QUERY
-        UPDATE running AS r SET until_us = until
+        UPDATE running AS r SET until_us = until, span_us = until - now_us
           FROM (SELECT l.number, l.id, l.fence, l.holder, l.place FROM by_number(at_numbers, ids, fences, holders, NULL) AS l
                  ORDER BY l.number) AS l
          WHERE r.number = l.number AND r.id = l.id AND r.fence = l.fence AND r.holder = l.holder AND r.until_us > now_us

@@ -415,8 +415,8 @@ END $$;
 -- those of one machine, which may die together, do not stay together.  Whoever is new, and could not yet have seen that
 -- nobody else comes, or sees that somebody has not come, does not rely on the others, who may all be gone, and comes
 -- between them.  The last to come before something is to be done (next_us, or NULL) comes back for that; if it does not, the
--- next one finds it.  Whoever has left something undone comes back at once.
-CREATE FUNCTION come_back(now_us bigint, who text, next_us bigint, undone boolean) RETURNS bigint LANGUAGE plpgsql AS $$
+-- next one finds it.  Whoever has left something undone comes back at once.  What time was seen is kept with the name.
+CREATE FUNCTION come_back(now_us bigint, seen bigint, who text, next_us bigint, undone boolean) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     each bigint := 600000;
     new bigint := 5 * each;  -- within that somebody has to come, or is late
@@ -440,20 +440,64 @@ BEGIN
     ELSIF next_us < back AND (soonest IS NULL OR next_us <= soonest) THEN
         back := next_us;
     END IF;
-    INSERT INTO sweeper (name, back_us, since_us) VALUES (who, back, now_us)
-    ON CONFLICT (name) DO UPDATE SET back_us = excluded.back_us;
+    INSERT INTO sweeper (name, back_us, since_us, seen_us) VALUES (who, back, now_us, seen)
+    ON CONFLICT (name) DO UPDATE SET back_us = excluded.back_us, seen_us = excluded.seen_us;
     DELETE FROM sweeper s WHERE s.back_us < now_us - late OR s.back_us > now_us + 2 * longest;
     RETURN back;
 END $$;
 
--- The clock was at from_us a minute ago or less, and has gone back: a lease that was counted from then is shifted by as much, so
--- that it ends within a minute of its span (L2).  Those that somebody is at are being renewed or settled.
-CREATE FUNCTION follow_clock_back(now_us bigint, from_us bigint) RETURNS void LANGUAGE sql AS $$
-    UPDATE running SET until_us = until_us - (from_us - now_us) WHERE ctid = ANY (ARRAY(
-        SELECT ctid FROM running WHERE until_us > from_us FOR UPDATE SKIP LOCKED));
-    UPDATE chunk SET until_us = until_us - (from_us - now_us) WHERE ctid = ANY (ARRAY(
-        SELECT ctid FROM chunk WHERE until_us > from_us FOR UPDATE SKIP LOCKED))
-$$;
+-- What is seen of the clock by a sweep that has locked the watch.  Where it has gone back by more than a second since somebody
+-- swept, leases and delays that were counted before are to follow; where the lease that ends last was given later than now, leases
+-- are.  A second step is put off until all delays have followed the first: its time is kept.  Gives the largest time that is to be
+-- remembered.
+CREATE FUNCTION look_at_clock(at bigint) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+    w record;
+    seen bigint;
+    given bigint := greatest((SELECT until_us - span_us FROM running ORDER BY until_us DESC LIMIT 1),
+                             (SELECT until_us - span_us FROM chunk ORDER BY until_us DESC LIMIT 1));
+    now_us bigint;
+BEGIN
+    SELECT max(seen_us) INTO seen FROM sweeper;
+    SELECT shift_us, shortened_us INTO w FROM watch;
+    now_us := moment(at);  -- after all of this has happened
+    IF seen > now_us + 1000000 AND w.shift_us IS NULL THEN
+        UPDATE watch SET shift_us = seen - now_us, stepped_us = now_us, shifted_due = now_us, shifted_seq = 0, shortened_us = now_us;
+        UPDATE sweeper SET seen_us = now_us WHERE seen_us > now_us;
+        RETURN now_us;
+    END IF;
+    IF greatest(seen, given) > now_us + 1000000 AND w.shortened_us IS NULL THEN
+        UPDATE watch SET shortened_us = now_us;
+    END IF;
+    RETURN greatest(seen, now_us);
+END $$;
+
+-- A bite of the leases that end later than their spans from now, as the clock went back since they were given: they end one span
+-- from now (L2).  Whatever ends with the last of a bite belongs to it.  Those that somebody is at are being renewed or settled.
+CREATE FUNCTION shorten_leases(at bigint, most integer) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+    since bigint := (SELECT shortened_us FROM watch);
+    upto bigint;
+    n integer;
+BEGIN
+    IF since IS NULL THEN
+        RETURN;
+    END IF;
+    SELECT max(until_us), count(*) INTO upto, n
+      FROM (SELECT until_us FROM (
+                (SELECT until_us FROM running WHERE until_us > since ORDER BY until_us LIMIT most) UNION ALL
+                (SELECT until_us FROM chunk WHERE until_us > since ORDER BY until_us LIMIT most)) AS each
+             ORDER BY until_us LIMIT most) AS bite;
+    UPDATE running SET until_us = moment(at) + span_us
+     WHERE ctid = ANY (ARRAY(SELECT ctid FROM running WHERE until_us > since AND until_us <= upto FOR UPDATE SKIP LOCKED))
+       AND until_us > moment(at) + span_us;
+    UPDATE chunk SET until_us = moment(at) + span_us
+     WHERE ctid = ANY (ARRAY(SELECT ctid FROM chunk WHERE until_us > since AND until_us <= upto FOR UPDATE SKIP LOCKED))
+       AND until_us > moment(at) + span_us;
+    UPDATE watch SET shortened_us = CASE WHEN n = most THEN upto END;
+END $$;
 
 -- Whether whoever put this job named a moment, and not a delay.  What cannot be read keeps the time that it has.
 CREATE FUNCTION names_its_time(body bytea) RETURNS boolean LANGUAGE plpgsql AS $$
@@ -466,21 +510,21 @@ END $$;
 -- A bite of the delays that were counted before the clock went back: they end as much earlier.
 --
 -- A delay was counted when the job was put, or at its last event: in the future, or longer ago than the step, which was seen
--- within a minute.  Each that is shifted gets an event, so that it is passed by afterwards; it goes to before the place from
--- which the next bite goes on.
-CREATE FUNCTION shift_delays(at_us bigint, most integer) RETURNS void LANGUAGE plpgsql AS $$
+-- within a minute, unless nobody swept.  Each that is shifted gets an event, so that it is passed by afterwards; it goes to
+-- before the place from which the next bite goes on.
+CREATE FUNCTION shift_delays(at_us bigint, seen bigint, most integer) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     w record;
     r record;
     now_us bigint;
     n integer := 0;
 BEGIN
-    SELECT looked_us, shift_us, stepped_us, shifted_due, shifted_seq INTO w FROM watch;
+    SELECT shift_us, stepped_us, shifted_due, shifted_seq INTO w FROM watch;
     IF w.shift_us IS NULL THEN
         RETURN;
     END IF;
-    now_us := greatest(at_us, w.looked_us);  -- where it has gone back again since, the next step shifts these once more
-    FOR r IN SELECT id, due_us, seq, fence, attempts, body, history, 
+    now_us := greatest(at_us, seen);  -- where it has gone back again since, the next step shifts these once more
+    FOR r IN SELECT id, due_us, seq, fence, attempts, body, history,
                     CASE WHEN history->-1->>0 ~ '^[0-9]{1,18}$' THEN (history->-1->>0)::bigint ELSE put_us END AS counted_us,
                     coalesce(history->-1->>1 = 'rescheduled', false) AS rescheduled
                FROM scheduled WHERE (due_us, seq) > (w.shifted_due, w.shifted_seq)
@@ -501,23 +545,11 @@ BEGIN
     UPDATE watch SET shift_us = CASE WHEN n = most THEN w.shift_us END, shifted_due = w.shifted_due, shifted_seq = w.shifted_seq;
 END $$;
 
--- Whether it is time to search for old transactions: only one of all that ask in a minute gets a yes.  A step of the clock is
--- seen here, once all delays have followed the one before it.
+-- Whether it is time to search for old transactions: only one of all that ask in a minute gets a yes.
 CREATE FUNCTION time_to_check(now_us bigint) RETURNS boolean LANGUAGE plpgsql AS $$
-DECLARE
-    last_us bigint;
-    following boolean;
 BEGIN
-    SELECT looked_us, shift_us IS NOT NULL INTO last_us, following FROM watch;
-    IF abs(now_us - last_us) < 60000000 OR following THEN
-        RETURN false;
-    END IF;
-    IF now_us < last_us THEN
-        PERFORM follow_clock_back(now_us, last_us);
-        UPDATE watch SET shift_us = last_us - now_us, stepped_us = now_us, shifted_due = now_us, shifted_seq = 0;
-    END IF;
-    UPDATE watch SET looked_us = now_us;
-    RETURN true;
+    UPDATE watch SET looked_us = now_us WHERE abs(now_us - looked_us) >= 60000000;
+    RETURN FOUND;
 END $$;
 
 -- Sweep, and answer when to come back, whether to search for old transactions and whether nothing waits; `who` is NULL for those who will not come back.
@@ -527,6 +559,8 @@ CREATE FUNCTION sweep_by(
     OUT next_us bigint, OUT again_us bigint, OUT check_old boolean, OUT records_due text[],
     OUT ended_ids text[], OUT parked text[], OUT nothing_ready boolean
 ) LANGUAGE plpgsql SET search_path FROM CURRENT SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    seen bigint;
 BEGIN
     SELECT s.promoted, s.reaped, s.expired, s.removed, s.now_us, s.next_us, s.records_due, s.ended_ids,
            s.parked
@@ -539,15 +573,17 @@ BEGIN
     END IF;
     BEGIN
         PERFORM FROM watch FOR UPDATE;  -- the last lock of a sweep, so that no two take the same moment
+        seen := look_at_clock(at);
+        PERFORM shorten_leases(at, most);
+        PERFORM shift_delays(now_us, seen, most);
         again_us := come_back(
-            now_us, who, next_us,
+            now_us, seen, who, next_us,
             greatest(promoted, reaped, expired, removed) >= most OR EXISTS (SELECT FROM removal)
                 OR EXISTS (SELECT FROM batch b WHERE b.keep_us <= sweep_by.now_us)
                 OR EXISTS (SELECT FROM token k WHERE k.until_us <= sweep_by.now_us)
                 OR EXISTS (SELECT FROM known k WHERE k.until_us <= sweep_by.now_us));
-        PERFORM shift_delays(now_us, most);
         check_old := time_to_check(now_us);
-        IF (SELECT shift_us IS NOT NULL FROM watch) THEN
+        IF seen > moment(at) + 1000000 OR (SELECT shift_us IS NOT NULL OR shortened_us IS NOT NULL FROM watch) THEN
             again_us := least(again_us, now_us + 10000);
         END IF;
         nothing_ready := NOT EXISTS (SELECT FROM ready) AND NOT EXISTS (SELECT FROM held WHERE hold_scope <> 'parked');

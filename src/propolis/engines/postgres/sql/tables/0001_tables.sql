@@ -48,7 +48,8 @@ CREATE TYPE stored_job AS (
     checkpoint   bytea,     -- what a run has saved for the next
     began        boolean,   -- running: its own code does
     losses       integer,   -- NULL: none
-    number       bigint     -- running: where it is found
+    number       bigint,    -- running: where it is found
+    span_us      bigint     -- running: how long the lease was given for
 );
 
 -- Payloads are not compressed: they move often and are read at once.
@@ -99,6 +100,7 @@ CREATE TABLE chunk (
     fence       bigint   NOT NULL,
     started_us  bigint   NOT NULL,
     until_us    bigint   NOT NULL,
+    span_us     bigint   NOT NULL,                  -- how long it was given for
     members     integer  NOT NULL,                  -- those that are not gone
     gone        bit(1023),                          -- NULL: none
     queue       text     COLLATE "C" NOT NULL,
@@ -250,19 +252,21 @@ INSERT INTO installation VALUES (gen_random_uuid()::text, 'propolis:' || current
 -- Queues that have got something in a transaction whose commit nobody will announce.
 CREATE TABLE unannounced (queue text COLLATE "C" NOT NULL);
 
--- The names of those who sweep, when each is to come back, and since when it has come.  Whoever is late for long is gone.
+-- The names of those who sweep, when each is to come back, since when it has come, and what time it was when it last did.
+-- Whoever is late for long is gone.
 CREATE TABLE sweeper (
-    name text COLLATE "C" PRIMARY KEY, back_us bigint NOT NULL, since_us bigint NOT NULL
+    name text COLLATE "C" PRIMARY KEY, back_us bigint NOT NULL, since_us bigint NOT NULL, seen_us bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 
 -- When somebody last searched for transactions that are too old.  Whoever writes here or above has locked this row.
--- Where the clock went back: by how much, to when, and how far the delays that were counted before have followed.
+-- Where the clock went back: by how much, to when, and how far the delays that were counted before have followed, and the leases.
 CREATE TABLE watch (
     looked_us    bigint NOT NULL,
     shift_us     bigint,            -- NULL: all have
     stepped_us   bigint,
     shifted_due  bigint,
-    shifted_seq  bigint
+    shifted_seq  bigint,
+    shortened_us bigint             -- up to leases that end then; NULL: all have
 );
 INSERT INTO watch VALUES (0);
 
