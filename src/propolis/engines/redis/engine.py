@@ -69,6 +69,7 @@ The key layout, whose only description this is.  PREFIX is `propolis:`.
     PREFIXlatest                  string   the largest time seen, but for a second
     PREFIXbehind                  string   by how much the clock has gone back since, in all
     PREFIXshifting                string   while what waits hears of that: the last queue, and where in it
+    PREFIXshortening              string   while leases do: when those end that have
     PREFIXlayout                  string   the number of this layout, and the oldest one whose code may share
                                            it: see key_layout.py.  Writing opens set it
     <key>copied                   string   for a second: what replicas confirm, where `copies` are wanted

@@ -187,21 +187,37 @@ local function stand(j)
     redis.call('ZADD', of_queue(j.queue, 'ranks'), -j.priority, j.priority)
 end
 
--- By how much the clock has gone back until now, in all (L2).  The engine remembers its largest time; `timed_at` is one
--- more that the clock has shown.
+-- For how long the leases of this bundle were given, if it may have been given later than now.  It is named after the
+-- time at which it began; where it was shortened, that says no more.
+local function span_of_later(bundle)
+    local packed = tonumber(bundle) > now and redis.call('HGET', BUNDLED, bundle)
+    return packed and (unpacked(packed) or {})[1]
+end
+
+-- When the leases that end last were given, as far as that is later than now: so the clock has shown that time.  While
+-- leases are being shortened, that may be of before the last step.
+local function last_given()
+    local last = redis.call('ZREVRANGE', LEASES, 0, 0, 'WITHSCORES')
+    local span = last[1] and span_of_later(last[1])
+    return span and redis.call('EXISTS', base .. 'shortening') == 0 and tonumber(last[2]) - span or 0
+end
+
+-- By how much the clock has gone back until now, in all (L2).  The engine remembers its largest time.
 local STEP_US = 1000000
 local behind
 
-local function clock_went_back(timed_at)
+local function clock_went_back()
     if not behind then
-        local latest = math.max(tonumber(redis.call('GET', base .. 'latest') or 0), timed_at or 0)
+        local latest = tonumber(redis.call('GET', base .. 'latest') or 0)
+        local shown = math.max(latest, last_given())
         behind = tonumber(redis.call('GET', base .. 'behind') or 0)
-        if latest > now + STEP_US then
-            behind = behind + latest - now
+        if shown > now + STEP_US then
+            behind = behind + shown - now
             redis.call('SET', base .. 'behind', whole(behind))
             redis.call('SET', base .. 'shifting', '\n0')
+            redis.call('SET', base .. 'shortening', whole(now))
         end
-        if math.abs(latest - now) > STEP_US then
+        if shown > now + STEP_US or latest < now - STEP_US then
             redis.call('SET', base .. 'latest', whole(now))
         end
     end

@@ -34,16 +34,25 @@ end
 
 -- --- a clock that went back -----------------------------------------------------------------
 
--- A lease that would end later than its span from now ends one span from now.  A bundle is named after the time at which
--- it began.
-local function shorten_leases()
-    local some = redis.call('ZREVRANGE', LEASES, 0, most - 1, 'WITHSCORES')
+-- A bite of the leases that would end later than their spans from now, in the order of their ends: they end one span from
+-- now.  Whatever ends with the last of a bite belongs to it.
+local function shorten_some(after)
+    local some = redis.call('ZRANGEBYSCORE', LEASES, '(' .. after, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
+    local upto = #some == 2 * most and some[#some]
+    if upto then
+        some = redis.call('ZRANGEBYSCORE', LEASES, '(' .. after, upto, 'WITHSCORES')
+    end
     for n = 1, #some, 2 do
-        local packed = tonumber(some[n]) > now and redis.call('HGET', BUNDLED, some[n])
-        local span = packed and (unpacked(packed) or {})[1]
+        local span = span_of_later(some[n])
         if span and tonumber(some[n + 1]) > now + span then
             redis.call('ZADD', LEASES, whole(now + span), some[n])
         end
+    end
+    if upto then
+        redis.call('SET', base .. 'shortening', upto)
+        undone = true
+    else
+        redis.call('DEL', base .. 'shortening')
     end
 end
 
@@ -81,13 +90,14 @@ local function shift_some(at)
     undone = true
 end
 
-local last_lease = redis.call('ZREVRANGE', LEASES, 0, 0)[1]
-if last_lease or redis.call('EXISTS', JOBS) == 1 then
-    clock_went_back(tonumber(last_lease))
+if redis.call('EXISTS', JOBS, LEASES) > 0 then
+    clock_went_back()
 end
-local shifting = redis.call('GET', base .. 'shifting')
+local shortening, shifting = redis.call('GET', base .. 'shortening'), redis.call('GET', base .. 'shifting')
+if shortening then
+    shorten_some(shortening)
+end
 if shifting then
-    shorten_leases()
     shift_some(shifting)
 end
 
