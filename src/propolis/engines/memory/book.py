@@ -13,6 +13,7 @@ from propolis.core.job import Lease, Member, State
 from propolis.core.protocols import BITE, Counts, Filter, Page, Rule, RuleKind, Scope
 from propolis.core.transitions import Retention, due_us, expires_us
 from propolis.engines.memory.entries import MemoryBatch, MemoryEntry, WaitingLines
+from propolis.engines.shared.book.keeping import Place
 from propolis.engines.shared.book.steps import Steps
 from propolis.engines.shared.book.store import HeldTable
 from propolis.engines.shared.waiters import Waiters
@@ -212,6 +213,17 @@ class Book(Steps[MemoryEntry, MemoryBatch]):
         return [entry for entry in entries if entry is not None and entry.joined == held.number]
 
     # --- time ----------------------------------------------------------------------------
+
+    def ending_last(self) -> MemoryEntry | None:
+        return max(self._running.values(), key=lambda entry: entry.until_us, default=None)
+
+    def ending_first(self, after: Place, limit: int) -> list[MemoryEntry]:
+        running = ((entry.until_us, entry.seq, entry) for entry in self._running.values())
+        return [entry for *_, entry in heapq.nsmallest(limit, (it for it in running if it[:2] > after))]
+
+    def due_first(self, after: Place, limit: int) -> list[MemoryEntry]:
+        waiting = (it for lines in self.lines.values() for it in lines.scheduled if it[3].ticket == it[2])
+        return [entry for *_, entry in heapq.nsmallest(limit, (it for it in waiting if it[:2] > after))]
 
     def promote(self, limit: int) -> int:
         promoted = 0

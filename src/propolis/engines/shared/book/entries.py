@@ -17,7 +17,9 @@ from propolis.core.transitions import Running
 class Entry(Struct, omit_defaults=True):
     """One job and all that is known of it.
 
-    `joined` is the number of the batch that still waits for it; 0: none does.
+    `joined` is the number of the batch that still waits for it; 0: none does.  `span_us` is how long its
+    lease was given for.  `behind_us` is by how much the clock had gone back, in all, when its delay was
+    counted; where it was `given` a time, that stays what it is.
     """
 
     job: Envelope
@@ -37,6 +39,9 @@ class Entry(Struct, omit_defaults=True):
     joined: int = 0
     started_us: int | None = None
     until_us: int = 0
+    span_us: int = 0
+    given: bool = False
+    behind_us: int = 0
     holder: str | None = None
     cancel_requested: bool = False
     ended_us: int | None = None

@@ -6,18 +6,16 @@ What is stored, and where, is left to whoever inherits: plain objects in the mem
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Generic, TypeVar
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from propolis.core import wire
-from propolis.core.batch import Batch, BatchState, BatchStatus, callbacks
+from propolis.core.batch import Batch, BatchState, callbacks
 from propolis.core.clock import from_us, span_until, span_us
 from propolis.core.envelope import Envelope, UniqueUntil
 from propolis.core.job import Dead, Done, Event, Lease, Member, Outcome, State
@@ -27,27 +25,21 @@ from propolis.core.protocols import (
     LOG_LINES,
     PARKED_LINES,
     REMOVALS,
-    Counts,
-    Filter,
     Note,
-    Page,
     Receipt,
     Renewal,
-    Rule,
     RuleKind,
     Scope,
     Swept,
 )
 from propolis.core.records import Change, Refusal, Swap, Swapped
 from propolis.core.transitions import Retention, Step, reaped, settled
-from propolis.engines.shared.book.entries import Entry, HeldBatch
+from propolis.engines.shared.book.clock_steps import ClockSteps
+from propolis.engines.shared.book.keeping import B, E
 from propolis.engines.shared.book.store import Table
 from propolis.engines.shared.book.stored_records import StoredRecords
 from propolis.engines.shared.receipts import decide_receipts
 from propolis.errors import BatchSealed, QueueFull, UnknownBatch
-
-E = TypeVar("E", bound=Entry)
-B = TypeVar("B", bound=HeldBatch)
 
 
 class Removal(Struct, frozen=True):
@@ -58,175 +50,7 @@ class Removal(Struct, frozen=True):
     upto: int
 
 
-class Keeping(ABC, Generic[E, B]):
-    """What storage does for the steps."""
-
-    now_us = 0
-
-    # --- jobs ---
-
-    @abstractmethod
-    def entry(self, job_id: str) -> E | None: ...
-
-    @abstractmethod
-    def create(self, job: Envelope, body: bytes) -> E:
-        """A new job, not yet placed; it holds its unique key and is counted as put."""
-
-    @abstractmethod
-    def place(self, entry: E, *, front: bool = False) -> None:
-        """It waits: in its line if it is due, else for its time."""
-
-    @abstractmethod
-    def take(self, queue: str, want: int) -> Iterator[E]:
-        """The next jobs to run, in their order; expired ones are ended, kept-back ones passed over."""
-
-    @abstractmethod
-    def park(self, entry: E) -> None:
-        """It waits in the line of its queue and task for somebody who knows the task."""
-
-    @abstractmethod
-    def parked(self, queue: str, task: str) -> Iterable[E]:
-        """That line, by priority and then by number: a bite of it at most."""
-
-    @abstractmethod
-    def parked_lines(self, most: int) -> tuple[tuple[str, str], ...]: ...
-
-    @abstractmethod
-    def started(self, entry: E) -> None:
-        """It runs now, with a new fence."""
-
-    @abstractmethod
-    def stopped(self, entry: E) -> None:
-        """It does not run any more."""
-
-    @abstractmethod
-    def changed(self, entry: E) -> None:
-        """Something of it changed that moves it nowhere."""
-
-    @abstractmethod
-    def shelve(self, entry: E) -> None:
-        """It has ended, and is kept until `keep_us`."""
-
-    @abstractmethod
-    def forget(self, entry: E) -> None: ...
-
-    @abstractmethod
-    def move(self, entry: E, queue: str) -> None: ...
-
-    @abstractmethod
-    def waiting(self, queue: str) -> int: ...
-
-    @abstractmethod
-    def running_in(self, scope: Scope, name: str) -> int: ...
-
-    @abstractmethod
-    def last_number(self) -> int:
-        """That of the newest job."""
-
-    @abstractmethod
-    def of_queue(self, queue: str, most: int, upto: int) -> list[E]:
-        """Some of those that do not run and whose numbers are not beyond one, in the order of the puts."""
-
-    @abstractmethod
-    def close_queue(self, queue: str) -> None:
-        """Forget its name, unless something is left of it."""
-
-    # --- names ---
-
-    @abstractmethod
-    def holder_of(self, key: str) -> str | None: ...
-
-    @abstractmethod
-    def hold_key(self, key: str, job_id: str | None) -> None: ...
-
-    @abstractmethod
-    def recall(self, kind: str, name: str) -> bytes | None:
-        """What was remembered, until its time is over."""
-
-    @abstractmethod
-    def remember(self, kind: str, name: str, value: bytes, until_us: int) -> None: ...
-
-    # --- rules ---
-
-    @abstractmethod
-    def rule(self, kind: RuleKind, scope: Scope, name: str) -> Rule | None: ...
-
-    @abstractmethod
-    def rules(self, limit: int, after: Rule | None) -> list[Rule]: ...
-
-    @abstractmethod
-    def set_rule(self, rule: Rule) -> None: ...
-
-    @abstractmethod
-    def remove_rule(self, rule: Rule) -> None: ...
-
-    # --- batches ---
-
-    @abstractmethod
-    def batch_of(self, batch: str) -> B | None: ...
-
-    @abstractmethod
-    def create_batch(self, batch: Batch) -> B: ...
-
-    @abstractmethod
-    def set_member(self, held: B, member: Member) -> None:
-        """Store a member, live or ended, and what changed of its batch."""
-
-    @abstractmethod
-    def changed_batch(self, held: B) -> None: ...
-
-    @abstractmethod
-    def forget_batch(self, held: B) -> None: ...
-
-    @abstractmethod
-    def waiting_members(self, held: B) -> tuple[list[E], bool]:
-        """A bite of them, and whether there may be more."""
-
-    # --- looks ---
-
-    @abstractmethod
-    def queues(self, limit: int, after: str | None) -> dict[str, Counts]: ...
-
-    @abstractmethod
-    def find(self, where: Filter, limit: int, after: int | None) -> Page: ...
-
-    @abstractmethod
-    def position(self, entry: E) -> int:
-        """How many stand before it."""
-
-    @abstractmethod
-    def batches(self, limit: int, after: str | None) -> list[B]: ...
-
-    @abstractmethod
-    def status(self, held: B) -> BatchStatus: ...
-
-    @abstractmethod
-    def members(self, held: B, limit: int, after: int | None) -> list[Member]: ...
-
-    # --- time ---
-
-    @abstractmethod
-    def promote(self, limit: int) -> int: ...
-
-    @abstractmethod
-    def lost(self, limit: int) -> list[E]:
-        """Those whose leases nobody renewed, in the order of their leases."""
-
-    @abstractmethod
-    def expired(self, limit: int) -> list[E]: ...
-
-    @abstractmethod
-    def old_batches(self, limit: int) -> list[B]: ...
-
-    @abstractmethod
-    def forget_old(self, limit: int) -> int:
-        """Ended jobs, records, ids and tokens whose time is over; gives the number of jobs and records."""
-
-    @abstractmethod
-    def next_us(self) -> int | None: ...
-
-
-class Steps(Keeping[E, B]):
+class Steps(ClockSteps[E, B]):
     """What follows from each call.  Each checks before it changes: what raises has changed nothing."""
 
     def __init__(self, retention: Retention, table: Table) -> None:
@@ -319,7 +143,8 @@ class Steps(Keeping[E, B]):
             entry.joined = held.number
             held.total += 1
             self.set_member(held, Member(job.member, job.id, State.READY))
-        self.place(entry)
+        entry.given = job.due_at is not None
+        self.place_later(entry)
 
     def emit(self, jobs: Iterable[Envelope]) -> None:
         """Put what follows from a step; what is already there is left out."""
@@ -338,7 +163,8 @@ class Steps(Keeping[E, B]):
         limit: int | None,
         tasks: Sequence[str] = (),
     ) -> list[Lease]:
-        until_us = self.now_us + span_us(span)
+        lasts_us = span_us(span)
+        until_us = self.now_us + lasts_us
         until = from_us(until_us)
         leases: list[Lease] = []
         for queue, want in wants.items():
@@ -349,6 +175,7 @@ class Steps(Keeping[E, B]):
                 entry.began = entry.parked = False
                 entry.fence = max(entry.fence + 1, self.now_us)
                 entry.started_us, entry.until_us, entry.holder = self.now_us, until_us, holder
+                entry.span_us = lasts_us
                 if entry.job.unique_until is UniqueUntil.STARTED:
                     self._free_key(entry)
                 self.started(entry)
@@ -399,7 +226,8 @@ class Steps(Keeping[E, B]):
         entry = self.live(lease)
         if entry is None:
             return Renewal(None)
-        entry.until_us = self.now_us + span_us(span)
+        entry.span_us = span_us(span)
+        entry.until_us = self.now_us + entry.span_us
         self.changed(entry)
         return Renewal(from_us(entry.until_us), entry.cancel_requested)
 
@@ -446,7 +274,7 @@ class Steps(Keeping[E, B]):
         if step.state is not State.READY:
             self._end(entry, step.state, step.keep_us, step.reason, step.result)
             return
-        entry.due_us = step.due_us
+        entry.due_us, entry.given = step.due_us, False
         if step.queue is not None and step.queue != entry.queue:
             self.move(entry, step.queue)
         if step.front:
@@ -455,7 +283,7 @@ class Steps(Keeping[E, B]):
             entry.parked = True
             self.park(entry)
         else:
-            self.place(entry)
+            self.place_later(entry)
 
     def _to_front(self, entries: list[E]) -> None:
         for entry in reversed(entries):  # the first of them is to stand first
@@ -492,6 +320,7 @@ class Steps(Keeping[E, B]):
     # --- time ----------------------------------------------------------------------------
 
     def sweep(self, limit: int) -> Swept:
+        behind = self.follow_clock(limit)
         promoted = self.promote(limit)
         lost = self.lost(limit)
         to_front: list[E] = []
@@ -512,6 +341,7 @@ class Steps(Keeping[E, B]):
             expired=len(expired),
             removed=removed,
             next_in=span_until(self.next_us(), self.now_us),
+            again_in=timedelta(0) if behind else None,
             records_due=self.records().due_kinds(),
             ended=tuple(entry.job.id for entry in (*ended, *expired)),
             parked=self.parked_lines(PARKED_LINES),
@@ -611,7 +441,7 @@ class Steps(Keeping[E, B]):
         entry = self.entry(job_id)
         if entry is None or entry.state is not State.READY:
             return False
-        entry.due_us, entry.parked = due_us, False
+        entry.due_us, entry.given, entry.parked = due_us, True, False
         self._tell(entry, "rescheduled")
         self.place(entry)
         return True

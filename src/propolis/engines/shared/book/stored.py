@@ -29,6 +29,7 @@ from propolis.core.job import Member, State
 from propolis.core.protocols import BITE, COUNTED, REMOVALS, Counts, Filter, Page, Rule, RuleKind, Scope
 from propolis.core.transitions import Retention, due_us, expires_us
 from propolis.engines.shared.book.entries import Entry, HeldBatch
+from propolis.engines.shared.book.keeping import Place
 from propolis.engines.shared.book.steps import Removal, Steps
 from propolis.engines.shared.book.store import Pages, Table, key, number_in
 
@@ -394,6 +395,18 @@ class StoreBook(Steps[StoredEntry, StoredBatch]):
         return [e for e in entries if e and e.state is State.READY and e.joined == number]
 
     # --- time ----------------------------------------------------------------------------
+
+    def ending_last(self) -> StoredEntry | None:
+        marks = self.pages.listed(str, *_within("until"), 1, backwards=True)
+        return self._there(marks[0][1]) if marks else None
+
+    def ending_first(self, after: Place, limit: int) -> list[StoredEntry]:
+        marks = self.pages.between(key("until", *after) + "\0", "until\1", limit)
+        return [self._there(job_id) for _, job_id in marks]
+
+    def due_first(self, after: Place, limit: int) -> list[StoredEntry]:
+        marks = self.pages.between(key("timer", *after) + "\0", "timer\1", limit)
+        return [self._there(job_id) for _, job_id in marks]
 
     def promote(self, limit: int) -> int:
         due = self.pages.until(self.now_us, limit, "timer")
