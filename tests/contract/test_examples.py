@@ -21,6 +21,7 @@ from propolis.testing.engines import (
     FeedsContract,
     OpenEngine,
     RecordsContract,
+    check_clock,
     check_engine,
     check_records,
 )
@@ -65,13 +66,13 @@ class TestLmdbFeeds(OnLmdb, FeedsContract): ...
 def test_an_engine_over_the_book_is_what_the_model_says(
     name: str, tmp_path: Path, seed: int | None, request: pytest.FixtureRequest
 ) -> None:
-    """I1-I15, R1."""
+    """I1-I15, L2, R1."""
     numbers = count()
     makers: dict[str, Callable[[FakeClock], Engine]] = {
         "json": lambda clock: json_engine(tmp_path / str(next(numbers)), clock=clock),
         "lmdb": lambda clock: lmdb_engine(tmp_path / str(next(numbers)), clock=clock, sync=False),
     }
-    for check in (check_engine, check_records):
+    for check in (check_engine, check_records, check_clock):
         check(makers[name], examples=LIVES[request.config.getoption("--full")], seed=seed)
 
 

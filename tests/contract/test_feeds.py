@@ -19,7 +19,7 @@ from propolis.engines.shared.feeds_on_records import FeedsOnRecords
 from propolis.engines.sqlite.engine import SQLiteEngine
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines import OpenEngine
-from propolis.testing.engines.feeds import FeedsContract
+from propolis.testing.engines.records import FeedsContract
 
 
 class TestMemory(FeedsContract):

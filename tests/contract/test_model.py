@@ -17,6 +17,7 @@ from propolis.engines.redis.client.target import target_of
 from propolis.engines.redis.engine import RedisEngine
 from propolis.engines.sqlite.engine import SQLiteEngine
 from propolis.testing.clock import FakeClock
+from propolis.testing.engines.clock_machine import CLOCK_MUTANTS, Timed, check_clock
 from propolis.testing.engines.machine import check_engine
 from propolis.testing.engines.mutants import MUTANTS, catch
 from propolis.testing.engines.mutants.counters import Miscounting
@@ -108,6 +109,14 @@ def test_records_and_feeds_are_what_their_model_says_after_every_step(
     check_records(make, examples=lives(request, max(usual // 3, 8), full), seed=seed)
 
 
+def test_a_clock_that_goes_back_keeps_no_lease_and_changes_no_delay(
+    make: Make, engine_name: str, seed: int | None, request: pytest.FixtureRequest
+) -> None:
+    """L2, as far as one client at a time can see it."""
+    usual, full = LIVES[engine_name]
+    check_clock(make, examples=lives(request, max(usual // 3, 8), full), seed=seed)
+
+
 def test_redis_is_what_the_model_says_as_well(
     redis_url: str, prefix: str, seed: int | None, request: pytest.FixtureRequest
 ) -> None:
@@ -144,3 +153,14 @@ def test_a_mutant_of_records_or_feeds_is_caught(make: Make, mutant: str, seed: i
 @around
 def test_it_is_not_the_wrapping_of_records_that_is_caught(make: Make, seed: int | None) -> None:
     assert not catch(WithRecords, make, examples=16, check=check_records, seed=seed)
+
+
+@around
+@pytest.mark.parametrize("mutant", CLOCK_MUTANTS)
+def test_a_mutant_of_the_clock_is_caught(make: Make, mutant: str, seed: int | None) -> None:
+    assert catch(CLOCK_MUTANTS[mutant], make, check=check_clock, seed=seed)
+
+
+@around
+def test_it_is_not_the_wrapping_of_the_clock_that_is_caught(make: Make, seed: int | None) -> None:
+    assert not catch(Timed, make, examples=16, check=check_clock, seed=seed)

@@ -20,6 +20,7 @@ from propolis.engines.redis.shards.shard_map import ShardMap
 from propolis.errors import EngineError
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines import EngineContract, OpenEngine
+from propolis.testing.engines.clock_machine import check_clock
 from propolis.testing.engines.machine import check_engine
 from propolis.testing.engines.record_machine import check_records
 
@@ -142,3 +143,11 @@ def test_records_and_feeds_beside_shards_are_what_their_model_says(
     """R1: they are in one place, and the jobs of a swap go where their queues are."""
     lives = 40 if request.config.getoption("--full") else 8
     check_records(sharded_at(valkey_url, prefix, APART), examples=lives, seed=seed)
+
+
+def test_shards_keep_no_lease_and_change_no_delay_where_their_clock_goes_back(
+    valkey_url: str, prefix: str, seed: int | None, request: pytest.FixtureRequest
+) -> None:
+    """L2: each of them sees to what it has."""
+    lives = 40 if request.config.getoption("--full") else 4
+    check_clock(sharded_at(valkey_url, prefix, APART), examples=lives, seed=seed)

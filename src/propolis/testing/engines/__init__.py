@@ -38,10 +38,10 @@ pytest.register_assert_rewrite(
 
 # Only after they are registered.
 from propolis.testing.clock import FakeClock  # noqa: E402
-from propolis.testing.engines.feeds import FeedsContract  # noqa: E402
+from propolis.testing.engines.clock_machine import check_clock  # noqa: E402
 from propolis.testing.engines.machine import Difference, check_engine  # noqa: E402
 from propolis.testing.engines.record_machine import check_records  # noqa: E402
-from propolis.testing.engines.records import RecordsContract  # noqa: E402
+from propolis.testing.engines.records import FeedsContract, RecordsContract  # noqa: E402
 from propolis.testing.engines.steps import Another, OpenEngine  # noqa: E402
 from propolis.testing.engines.suite import (  # noqa: E402
     BatchesContract,
@@ -67,6 +67,7 @@ __all__ = [
     "OperatesContract",
     "RecordsContract",
     "RulesContract",
+    "check_clock",
     "check_engine",
     "check_records",
 ]

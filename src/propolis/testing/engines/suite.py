@@ -38,6 +38,7 @@ from propolis.testing.engines.promises.ruling import RulingPromise
 from propolis.testing.engines.promises.scheduling import SchedulingPromise
 from propolis.testing.engines.promises.settling import SettlingPromise
 from propolis.testing.engines.promises.sharing import SharingPromise
+from propolis.testing.engines.promises.stepping import SteppingPromise
 from propolis.testing.engines.promises.uniqueness import UniquenessPromise
 from propolis.testing.engines.promises.waiting import WaitingPromise
 from propolis.testing.engines.steps import Another, OpenEngine
@@ -96,6 +97,7 @@ class CoreContract(
     LosingPromise,
     CrashingPromise,
     ExpiringPromise,
+    SteppingPromise,
     BreakingPromise,
     UniquenessPromise,
     EmittingPromise,

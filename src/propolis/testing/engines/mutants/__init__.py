@@ -139,7 +139,7 @@ def catch(
     seed: int | None = None,
     check: Callable[..., None] = check_engine,
 ) -> bool:
-    """Whether `check_engine`, or `check_records`, tells this mutant of the engine from a right one.
+    """Whether `check_engine`, or another check, tells this mutant of the engine from a right one.
 
     It stops at the first difference.  False means that the suite is blind in one eye.
     """
