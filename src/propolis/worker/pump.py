@@ -49,6 +49,9 @@ class HearsOfLosses(Protocol):
 class Pump:
     """Runs until it is stopped and everything it was given is settled."""
 
+    _failing: tuple[float, type[EngineError]] | None = None  # since when the engine fails, and how at first
+    _answered = False  # has it settled or leased since it failed last?
+
     def __init__(
         self,
         engine: Engine,
@@ -184,7 +187,10 @@ class Pump:
         leased = await self._exchange()
         self._beaten = 0 if leased else self._beaten + self._hinted
         self._hinted = False
-        if await self._settle_rest(leased) and self._settings.mode is not Mode.FOREVER:
+        settled = await self._settle_rest(leased)
+        if self._failing is not None and self._answered:
+            self._log_return(*self._failing)
+        if settled and self._settings.mode is not Mode.FOREVER:
             return  # a job may have come back after the lease: not drained before the next one
         self._notice_drained(leased)
         if not leased:
@@ -273,6 +279,7 @@ class Pump:
             raise
 
     def _settled(self, outcomes: list[tuple[Lease, Outcome]], got: Exchange) -> None:
+        self._answered = True
         if got.later:
             later = {(lease.id, lease.fence) for lease in got.later}
             self._put_off([each for each in outcomes if (each[0].id, each[0].fence) in later])
@@ -391,6 +398,9 @@ class Pump:
 
     async def _wait_for_the_engine(self, error: EngineError) -> None:
         """Ever longer; but a pump that is to finish has only the grace period, and tries again quickly."""
+        self._answered = False
+        if self._failing is None:
+            self._failing = (self._clock(), type(error))
         hurried = self._finishing.is_set()
         pause = (FIRST_BACKOFF if hurried else self._backoff) * random.uniform(0.5, 1.5)
         log.warning("%s, trying again in %.1f s: %s", _why(error), pause, error)
@@ -398,6 +408,10 @@ class Pump:
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):
                 await (asyncio.sleep(pause) if hurried else self._finishing.wait())
+
+    def _log_return(self, since: float, kind: type[EngineError]) -> None:
+        self._failing = None
+        log.info("%s after %.0f s", _what_is_over(kind), self._clock() - since)
 
 
 def weight_of(outcome: Outcome) -> int:
@@ -414,3 +428,9 @@ def _why(error: EngineError) -> str:
             return "the engine has no room"
         case _:
             return "the engine is away"
+
+
+def _what_is_over(kind: type[EngineError]) -> str:
+    if issubclass(kind, Busy):
+        return "nobody is in the way any more,"
+    return "the engine has room again" if issubclass(kind, StorageFull) else "the engine is back"

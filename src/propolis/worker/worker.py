@@ -272,6 +272,7 @@ class Worker:
             ", ".join(f"{'+'.join(lane.queues)}={lane.size}" for lane in self._lanes),
             type(engine).__name__,
             engine.durability.name.lower(),
+            extra={"worker": self._settings.holder},
         )
         self.started.set()
         return True
@@ -303,12 +304,15 @@ class Worker:
         self._children.stopping()
         if running := len(self._running()):
             log.info(
-                "worker %s stops; jobs that still run: %d, for at most %g s"
-                " (a second signal gives them back at once)",
-                self._settings.holder,
+                "stopping: %d %s %g s (a second signal gives %s back at once)",
                 running,
+                "job has" if running == 1 else "jobs have",
                 self._settings.grace.total_seconds(),
+                "it" if running == 1 else "them",
+                extra={"worker": self._settings.holder},
             )
+        elif self._stopping.is_set():
+            log.info("stopping: no job runs", extra={"worker": self._settings.holder})
         await self._wait_for_running(deadline)
         for slot in self._running():
             slot.ask_to_stop(Stop.RELEASED, self._clock())
@@ -346,6 +350,7 @@ class Worker:
             self._pump.settled,
             self.lost,
             self.stuck,
+            extra={"worker": self._settings.holder},
         )
         await self._call_state_hooks("shutdown")
 

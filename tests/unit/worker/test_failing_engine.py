@@ -23,6 +23,7 @@ from propolis.errors import Busy, EngineError, EngineUnavailable, OutcomeUnknown
 from propolis.strategies import archive, dead
 from propolis.values import State
 from propolis.worker.pump import BUNDLE, EMISSION, weight_of
+from propolis.worker.settings import monotonic
 
 # --- an engine that fails ----------------------------------------------------------------
 
@@ -53,15 +54,56 @@ async def test_the_worker_outlives_an_engine_that_is_away(
 
     monkeypatch.setattr("propolis.worker.pump.FIRST_BACKOFF", 0.01)
     handle = await slow.aenqueue()
-    with caplog.at_level(logging.WARNING, "propolis.worker"):
-        async with working(app, poll=timedelta(milliseconds=20)) as worker:
+    moved = 0.0
+    with caplog.at_level(logging.INFO, "propolis.worker"):
+        async with working(
+            app,
+            clock=lambda: monotonic() + moved,
+            lease=timedelta(hours=2),
+            poll=timedelta(milliseconds=20),
+        ) as worker:
             await until(lambda: bool(worker._running()))
             away = True
             release.set()
             await until(lambda: "the engine is away" in caplog.text)
+            assert "the engine is back" not in caplog.text
+            moved = 3600.0
             away = False
             await until_state(app, handle.id, State.DONE)
+            await until(lambda: "the engine is back after 36" in caplog.text)
     assert done == [1]
+    assert caplog.text.count("the engine is back") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (StorageFull("jobs"), "the engine has room again after 0 s"),
+        (Busy("a lock", {1: "somebody"}), "nobody is in the way any more, after 0 s"),
+    ],
+)
+async def test_the_log_says_what_is_over_where_the_engine_was_not_away(
+    app: App,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: EngineError,
+    words: str,
+) -> None:
+    engine = await app.ready()
+    real, failing = engine.exchange, True
+
+    async def flaky(*args: Any, **options: Any) -> Any:
+        if failing:
+            raise error
+        return await real(*args, **options)
+
+    monkeypatch.setattr(engine, "exchange", flaky)
+    monkeypatch.setattr("propolis.worker.pump.FIRST_BACKOFF", 0.001)
+    with caplog.at_level(logging.INFO, "propolis.worker"):
+        async with working(app, clock=lambda: 0.0):
+            await until(lambda: "trying again" in caplog.text)
+            failing = False
+            await until(lambda: words in caplog.text)
 
 
 async def test_a_worker_stops_although_its_engine_has_gone_mad(

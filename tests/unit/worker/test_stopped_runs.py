@@ -98,7 +98,7 @@ async def test_a_coroutine_that_will_not_stop_is_left_behind(app: App) -> None:
         return "fine"
 
     handle = await deaf.aenqueue()
-    settings = {"lanes": [Lane({"default": 1}, 1)], "stuck_after": timedelta(milliseconds=20)}
+    settings: dict[str, Any] = {"lanes": [Lane({"default": 1}, 1)], "stuck_after": timedelta(milliseconds=20)}
     async with working(app, **settings) as worker:
         await until(lambda: worker.stuck == 1)
         assert await (await fine.aenqueue()).aresult(timeout="10s") == "fine"  # the only slot is usable again

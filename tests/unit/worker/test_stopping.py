@@ -40,7 +40,7 @@ async def test_stopping_lets_short_jobs_finish_and_releases_long_ones(
     await until(lambda: started["short"] + started["long"] == 2)
     worker.stop()
     await running
-    assert "jobs that still run: 2, for at most 0.3 s (a second signal" in caplog.text
+    assert "stopping: 2 jobs have 0.3 s (a second signal gives them back at once)" in caplog.text
     assert (await record_of(app, short.id)).state is State.DONE
     released = await record_of(app, long.id)
     assert (released.state, released.attempts, released.crashes) == (State.READY, 0, 0)

@@ -13,6 +13,7 @@ from propolis.core.job import JobInfo
 from propolis.strategies import fixed, repeat
 from propolis.values import State
 from propolis.worker import Mode, Settings, Worker
+from propolis.worker.settings import Monotonic, monotonic
 
 AT_ONCE = repeat(3, fixed(0))
 
@@ -24,9 +25,9 @@ async def work(app: App, **settings: Any) -> Worker:
 
 
 @asynccontextmanager
-async def working(app: Registry, **settings: Any) -> AsyncIterator[Worker]:
+async def working(app: Registry, *, clock: Monotonic = monotonic, **settings: Any) -> AsyncIterator[Worker]:
     """A worker that serves for as long as the block lasts."""
-    worker = Worker(app, Settings(**settings))
+    worker = Worker(app, Settings(**settings), clock=clock)
     running = asyncio.create_task(worker.run())
     await worker.started.wait()
     try:
