@@ -26,6 +26,7 @@ MODULES = [
     "propolis.engines",
     "propolis.errors",
     "propolis.flows",
+    "propolis.logs",
     "propolis.strategies",
     "propolis.testing",
     "propolis.testing.engines",

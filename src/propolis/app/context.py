@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine, Generator, MutableMapping
 from concurrent.futures import Future
 from datetime import datetime
 from types import SimpleNamespace
@@ -337,3 +337,50 @@ def current_job() -> Job | None:
     job = current.get()
     assert job is None or isinstance(job, Job)
     return job
+
+
+# --- in the lines of logs -----------------------------------------------------------------
+
+
+def fields_of(lease: Lease) -> dict[str, Any]:
+    """Which run it is, as the fields of a line in a log."""
+    return {
+        "job": lease.id,
+        "task": lease.task,
+        "attempt": lease.attempt,
+        "queue": lease.queue,
+        "worker": lease.holder,
+    }
+
+
+class JobFilter(logging.Filter):
+    """Gives each record `job` (its id), `task`, `attempt`, `queue` and `worker`: those of the job that runs.
+
+    Add it to a handler, where it sees the records of all loggers.  It lets every record pass, and leaves what
+    the record has already.  Where no job runs, all of them are `outside`.
+    """
+
+    def __init__(self, outside: str | None = "-") -> None:
+        super().__init__()
+        self._outside = dict.fromkeys(_FIELDS, outside)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        given = record.__dict__
+        if "job" in given and "attempt" in given and "worker" in given:  # as our own lines have them
+            return True
+        job = current_job()
+        for name, value in (self._outside if job is None else fields_of(job.lease)).items():
+            given.setdefault(name, value)
+        return True
+
+
+_FIELDS = ("job", "task", "attempt", "queue", "worker")
+
+
+def add_job(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """The same as a processor of structlog, which puts the fields into its event; none where no job runs."""
+    job = current_job()
+    if job is not None:
+        for name, value in fields_of(job.lease).items():
+            event.setdefault(name, value)
+    return event

@@ -17,7 +17,7 @@ from propolis.cli.console.values import span
 from propolis.core import wire
 from propolis.core.strategy import Repeat
 from propolis.errors import BadSetting
-from propolis.worker.process import log_lines
+from propolis.worker.process.log_lines import LogFormat, log_setup, log_to_stderr
 from propolis.worker.settings import Lane, Mode, Settings
 
 log = logging.getLogger("propolis.worker")
@@ -41,6 +41,7 @@ class Order:
     until_empty: bool
     once: bool
     log_level: str
+    log_format: str
 
     @property
     def end(self) -> Mode:
@@ -77,6 +78,7 @@ class Order:
             "--unknown-for": f"{self.unknown_for.total_seconds():f}s",
             "--mode": self.end.value,
             "--log-level": self.log_level,
+            "--log-format": self.log_format,
         }.items():
             arguments += [name, str(value)]
         return arguments
@@ -135,6 +137,14 @@ class Order:
 @click.option(
     "--log-level", type=click.Choice(LEVELS), default="info", show_default=True, help="How much to log."
 )
+@click.option(
+    "--log-format",
+    type=click.Choice([each.value for each in LogFormat]),
+    default=LogFormat.TEXT.value,
+    show_default=True,
+    envvar="PROPOLIS_LOG_FORMAT",
+    help="For people, or one JSON object per line.",
+)
 def worker(**given: Any) -> None:
     """Run the jobs of the app at MOD:APP.
 
@@ -159,7 +169,7 @@ def worker(**given: Any) -> None:
     order = Order(**given)
     leave_init_to_another()
     registry = load_app(order.app)
-    log_to_stderr(order.log_level)
+    set_up_logging(order.log_level, LogFormat(order.log_format))
     settings = order.settings(registry)
     for queue in unknown_queues(registry, settings):
         log.warning("no task of this app uses queue %r: is it spelt right?", queue)
@@ -237,7 +247,10 @@ def unknown_queues(registry: Registry, settings: Settings) -> list[str]:
     return [queue for lane in settings.lanes for queue in lane.queues if queue not in known]
 
 
-def log_to_stderr(level: str) -> None:
+def set_up_logging(level: str, log_format: LogFormat) -> None:
     """Log to the standard error, unless the app has set logging up; set the level of our own loggers."""
-    log_lines.log_to_stderr(level.upper())
+    log_to_stderr(level.upper(), log_format)
     logging.getLogger("propolis").setLevel(level.upper())
+    setup = log_setup()
+    if log_format is LogFormat.JSON and (setup is None or setup.format is not log_format):
+        log.warning("--log-format json changes nothing: the app has set logging up in its own way")

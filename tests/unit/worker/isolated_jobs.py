@@ -166,6 +166,7 @@ def loop() -> None:
 @app.task(name="says", isolate="process", result_ttl="1h")
 def says(text: str) -> None:
     logging.getLogger("shop").error("no such %s", text)
+    logging.getLogger("propolis.worker").debug("a detail of ours")
 
 
 @app.task(name="segfault", isolate="process")

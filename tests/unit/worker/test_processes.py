@@ -29,6 +29,7 @@ from propolis.testing.engines.samples import a_job
 from propolis.values import Filter
 from propolis.worker import Lane, Mode, Settings, Worker
 from propolis.worker.children.processes import how_it_ended
+from propolis.worker.process.log_lines import LogFormat, LogSetup
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="process groups")
 
@@ -96,12 +97,30 @@ async def test_what_a_child_logs_is_one_line(
     app: Registry, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S10: whatever is in it, also with a logger of the app's own."""
-    monkeypatch.setattr("propolis.worker.children.processes._log_level", lambda: logging.INFO)
+    monkeypatch.setattr("propolis.worker.children.processes.log_setup", lambda: LogSetup(logging.INFO))
     await run_one(app, "says", HOSTILE)
     lines = [line for line in capfd.readouterr().err.split("\n") if "all is lost" in line]
     assert len(lines) == 1
     assert lines[0].isprintable()
     assert "mail" in lines[0]
+
+
+@pytest.mark.parametrize("own_level", [logging.DEBUG, logging.NOTSET])
+async def test_a_child_logs_as_its_worker_does_and_names_the_job(
+    app: Registry,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    own_level: int,
+) -> None:
+    setup = LogSetup(logging.WARNING, own_level, LogFormat.JSON)
+    monkeypatch.setattr("propolis.worker.children.processes.log_setup", lambda: setup)
+    record = await run_one(app, "says", HOSTILE)
+    lines = [msgspec.json.decode(line) for line in capfd.readouterr().err.splitlines() if "{" in line]
+    assert [line["message"] for line in lines if line["logger"] == "shop"] == [f"no such {HOSTILE}"]
+    assert ("a detail of ours" in [line["message"] for line in lines]) is (own_level == logging.DEBUG)
+    for line in lines:
+        assert (line["job"], line["task"], line["attempt"]) == (record.id, "says", 1)
+        assert line["worker"]
 
 
 # --- what comes back ---------------------------------------------------------------------

@@ -77,7 +77,7 @@ from propolis.worker.children.child_protocol import (
 )
 from propolis.worker.children.environment import base_of, set_environment
 from propolis.worker.process import signals
-from propolis.worker.process.log_lines import log_to_stderr
+from propolis.worker.process.log_lines import log_as
 
 T = TypeVar("T")
 
@@ -433,10 +433,10 @@ def end_with_everything_started() -> NoReturn:
 
 
 def make_host(start: Start, link: WorkerLink) -> Host:
-    if start.log_level is not None:
-        log_to_stderr(start.log_level)
     set_environment(start.environment)
     app = restore(start.location)
+    if start.log is not None:  # after that, as in the worker: an app may set it up in its own way
+        log_as(start.log)
     host = Host(app, link)
     host.start()
     link.send(Ready(tuple(app.tasks)))

@@ -10,6 +10,7 @@ from msgspec import Raw, Struct
 
 from propolis.core.job import Done, Error, Lease, Progress
 from propolis.worker.children.app_location import AppLocation
+from propolis.worker.process.log_lines import LogSetup
 
 HEAD = 4  # bytes of the length
 NOTHING = Raw(b"null")
@@ -22,7 +23,7 @@ class Start(Struct, frozen=True, tag="start"):
     """The first order: which app to make."""
 
     location: AppLocation
-    log_level: int | None = None
+    log: LogSetup | None = None
     environment: dict[str, str] = {}  # while the app is made; jobs have less of it
 
 

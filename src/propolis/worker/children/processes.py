@@ -57,6 +57,7 @@ from propolis.worker.children.child_protocol import (
     pack,
 )
 from propolis.worker.children.environment import base_of, sendable
+from propolis.worker.process.log_lines import log_setup
 from propolis.worker.settings import Settings
 
 log = logging.getLogger("propolis.worker")
@@ -397,7 +398,7 @@ class ChildPool:
 
     async def _introduce(self, child: Child, location: AppLocation) -> None:
         try:
-            answer = await child.ask(Start(location, _log_level(), sendable(os.environ)))
+            answer = await child.ask(Start(location, log_setup(), sendable(os.environ)))
         except ChildDied as death:
             raise ChildNotStarted(f"it died: {death}") from death
         if isinstance(answer, NotReady):
@@ -514,8 +515,3 @@ def how_it_ended(code: int | None) -> str:
         return signal.Signals(-code).name
     except ValueError:  # a real-time signal has no name
         return f"signal {-code}"
-
-
-def _log_level() -> int | None:
-    root = logging.getLogger()
-    return root.level if root.handlers else None
