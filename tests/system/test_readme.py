@@ -74,10 +74,15 @@ def test_the_batch_and_the_flow_of_the_readme_work_as_written(tmp_path: Path) ->
 
 
 def test_the_guide_to_tasks_works_as_written(tmp_path: Path) -> None:
-    program, long_job = blocks("python", (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8"))
+    program, long_job, logging_job = blocks(
+        "python", (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
+    )
     guide = tmp_path / "guide.py"
     guide.write_text(long_job)
     subprocess.run([sys.executable, str(guide)], check=True)
+    guide.write_text(logging_job)
+    done = subprocess.run([sys.executable, str(guide)], capture_output=True, text=True, check=True)
+    assert "shop [pay order-7, attempt 1] charged 5" in done.stderr.splitlines()
     guide.write_text(program)
     done = subprocess.run([sys.executable, str(guide)], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()

@@ -120,7 +120,9 @@ class Followed:
 
 
 async def test_a_job_runs_through_those_files_and_through_no_other() -> None:
-    """But for two questions, whether its lease is still ours and what time it is; and in its own context."""
+    """But for two questions, whether its lease is still ours and what time it is; in its own context, and
+    with a line in the log where it failed.
+    """
     app = App("memory://")
 
     @app.task
@@ -141,6 +143,7 @@ async def test_a_job_runs_through_those_files_and_through_no_other() -> None:
         await app.aclose()
     questions = {"worker/keeper.py", "worker/settings.py"}
     around = {"worker/calls/own_context.py", "worker/process/signals.py"}
+    around |= {"worker/process/run_log.py", "worker/process/storms.py"}
     assert set(followed.files) - questions - around == {shown(path) for path in path_of_a_job()}
     assert followed.files[0] == shown(path_of_a_job()[0])
 

@@ -189,3 +189,4 @@ def test_the_table_of_defaults_is_that_of_the_code(app: App) -> None:
     assert _said("--grace") == f"{settings.grace.total_seconds():g} s"
     assert _said("--poll") == f"{settings.poll.total_seconds():g} s"
     assert _said("--concurrency") == str(settings.lanes[0].slots)
+    assert _said("--log-jobs") == f"`{settings.log_jobs}`"

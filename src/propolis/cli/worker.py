@@ -41,6 +41,7 @@ class Order:
     until_empty: bool
     once: bool
     log_level: str
+    log_jobs: str
     log_format: str
 
     @property
@@ -60,6 +61,7 @@ class Order:
             poll=self.poll,
             unknown_for=self.unknown_for,
             app_path=self.app,
+            log_jobs=self.log_jobs,
         )
         settings.check()
         return settings
@@ -78,6 +80,7 @@ class Order:
             "--unknown-for": f"{self.unknown_for.total_seconds():f}s",
             "--mode": self.end.value,
             "--log-level": self.log_level,
+            "--log-jobs": self.log_jobs,
             "--log-format": self.log_format,
         }.items():
             arguments += [name, str(value)]
@@ -136,6 +139,14 @@ class Order:
 @click.option("--once", is_flag=True, help="Stop after one job, or if there is none.")
 @click.option(
     "--log-level", type=click.Choice(LEVELS), default="info", show_default=True, help="How much to log."
+)
+@click.option(
+    "--log-jobs",
+    metavar="[failures|all|sample:N|none]",
+    default="failures",
+    show_default=True,
+    envvar="PROPOLIS_LOG_JOBS",
+    help="Which runs have a line: those that failed, all, also one in N that did not fail, or none.",
 )
 @click.option(
     "--log-format",

@@ -9,13 +9,12 @@ import traceback
 from collections.abc import Sized
 from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Protocol, cast
 
 from msgspec.structs import replace
 
 from propolis.app import verdicts
-from propolis.app.context import Job, Listener
+from propolis.app.context import Job, Listener, fields_of
 from propolis.app.flow.continuation import Gather, continuation_of, gathered, with_first
 from propolis.app.operate.batches import StoredBatches
 from propolis.app.operate.failure_counts import failure_counts
@@ -39,7 +38,6 @@ from propolis.core.job import (
     Unknown,
     describe,
 )
-from propolis.core.policy import AT_ONCE
 from propolis.core.protocols import Inspects, LendsTransactions, Lent
 from propolis.engines.address import masked
 from propolis.errors import (
@@ -54,17 +52,16 @@ from propolis.errors import (
     PropolisError,
     UnknownTask,
 )
-from propolis.worker.attempt import Attempt, ChildCrashed, Ended, Slot, SlotState, Stop, own_frames
+from propolis.worker.attempt import Attempt, ChildCrashed, Ended, Slot, SlotState, Stop
 from propolis.worker.calls.performing import call_around, call_task
 from propolis.worker.calls.plain_calls import call_either
 from propolis.worker.calls.slot_threads import SlotThreads
 from propolis.worker.children.processes import ChildPool
 from propolis.worker.children.suspects import PutOff, Suspects
 from propolis.worker.outcomes import Judge, failures_under_other_rules, raised, with_last_words
+from propolis.worker.process.run_log import RunLog
 
 log = logging.getLogger("propolis.worker")
-
-ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
 STUCK = Error("TimeoutError", "it ran out of time and does not stop")
 NO_CONNECTION = timedelta(seconds=5)  # until a job is tried again for which no transaction could begin
@@ -105,6 +102,7 @@ class Runner:
         *,
         listener: Listener,
         counter: CountsSettled,
+        run_log: RunLog,
     ) -> None:
         self._registry = registry
         self._leases = leases
@@ -112,6 +110,7 @@ class Runner:
         self._suspects = suspects
         self._listener = listener
         self._counter = counter
+        self._run_log = run_log
         self._judge = Judge(random.random)
         self._threads = SlotThreads()
         self.parked: set[tuple[str, str]] = set()  # queues and tasks of jobs that are not for us
@@ -119,7 +118,7 @@ class Runner:
 
     async def run(self, lease: Lease, slot: Slot) -> Outcome | None:
         """Everything that happens to a job between its lease and its settling.  None: nothing to record."""
-        stops = self._leases.stops_wanted
+        stops, run_log = self._leases.stops_wanted, self._run_log
         if stops and (lease.id, lease.fence) in stops:
             return Cancelled()
         if not self._leases.holds(lease):
@@ -134,8 +133,8 @@ class Runner:
                 ended = await self._perform_in_transaction(attempt, slot)
             else:
                 ended = await self._perform(attempt, slot)
-            if ended.outcome is not DONE:
-                _log_failure(attempt, ended)
+            if ended.outcome is not DONE or run_log.every_end:
+                run_log.ended(attempt, ended, slot)
             if ended.settled:
                 self._counter.count_settled()
             unrecorded = None if ended.settled else ended.outcome
@@ -146,7 +145,12 @@ class Runner:
         except asyncio.CancelledError:
             raise
         except UnknownTask:
-            log.warning("no task named %r: job %s waits for a worker that knows it", lease.task, lease.id)
+            log.warning(
+                "no task named %r: job %s waits for a worker that knows it",
+                lease.task,
+                lease.id,
+                extra=fields_of(lease),
+            )
             self.parked.add((lease.queue, lease.task))
             return Unknown()
         except (BrokenPayload, FlowBroken) as error:
@@ -415,43 +419,11 @@ def _uncancel() -> None:
 
 
 def _broken(lease: Lease, error: PropolisError) -> Outcome:
-    log.error("job %s cannot be run and is kept as broken: %s", lease.id, error)
+    log.error("job %s cannot be run and is kept as broken: %s", lease.id, error, extra=fields_of(lease))
     return Broken(describe(error))
 
 
 def _buried(lease: Lease, job: Job | None, error: BaseException) -> Outcome:
-    log.error("job %s cannot be judged and is buried", lease.id, exc_info=error)
+    log.error("job %s cannot be judged and is buried", lease.id, exc_info=error, extra=fields_of(lease))
     buried = Dead(error=describe(error, "".join(traceback.format_exception(error))))
     return buried if job is None else with_last_words(buried, job)
-
-
-def _log_failure(attempt: Attempt, ended: Ended) -> None:
-    """For whoever reads the log first.  The history of the job has the same, unless it is deleted."""
-    match ended.outcome:
-        case Retried(delay=delay, error=Error() as error):
-            log.warning(
-                "%s failed and runs again %s: %s: %s",
-                _named(attempt),
-                f"after {delay.total_seconds():g} s" if delay else "at once",
-                error.type,
-                error.message,
-            )
-        case Dead(reason=reason, error=Error() as error, keep=keep):
-            log.error(
-                "%s is %s (%s): %s: %s",
-                _named(attempt),
-                "deleted" if keep == AT_ONCE else "dead",
-                reason,
-                error.type,
-                error.message,
-                exc_info=_shown_of(raised(ended)) if error.traceback else None,
-            )
-
-
-def _shown_of(error: BaseException | None) -> ExcInfo | None:
-    """What the log shows below its line."""
-    return None if error is None else (type(error), error, own_frames(error))
-
-
-def _named(attempt: Attempt) -> str:
-    return f"{attempt.task.name} {attempt.job.id}, attempt {attempt.job.attempt},"

@@ -46,6 +46,27 @@ class Lane(Struct, frozen=True):
     slots: int
 
 
+class LoggedRuns(Struct, frozen=True):
+    """Which runs have a line in the log: those that failed, and one in so many of the others."""
+
+    failures: bool = True
+    one_in: int | None = None
+
+    @classmethod
+    def named(cls, text: str) -> LoggedRuns:
+        """What `--log-jobs` means by "failures", "all", "sample:100" or "none"."""
+        match text.split(":"):
+            case ["failures"]:
+                return cls()
+            case ["all"]:
+                return cls(one_in=1)
+            case ["none"]:
+                return cls(failures=False)
+            case ["sample", number] if number.isascii() and number.isdecimal() and int(number) > 0:
+                return cls(one_in=int(number))
+        raise BadSetting(f"which jobs to log? {text!r} is none of failures, all, none and sample:100")
+
+
 class Settings(Struct, frozen=True, kw_only=True):
     lanes: Sequence[Lane] = (Lane({"default": 1}, 10),)
     mode: Mode = Mode.FOREVER
@@ -58,6 +79,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     holder: str = ""
     isolate_suspects: bool = True
     app_path: str | None = None
+    log_jobs: str = "failures"  # as LoggedRuns has them
 
     def check(self) -> None:
         if self.lease < timedelta(milliseconds=100):
@@ -70,6 +92,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         for lane in self.lanes:
             if lane.slots < 1 or any(weight < 1 for weight in lane.queues.values()):
                 raise BadSetting("slots and weights are at least 1")
+        LoggedRuns.named(self.log_jobs)
         if sum(lane.slots for lane in self.lanes) > MAX_SLOTS:
             raise BadSetting(f"more than {MAX_SLOTS:,} slots are too many for one process: start several")
 

@@ -47,6 +47,7 @@ from propolis.worker.children.processes import ChildPool
 from propolis.worker.children.suspects import Suspects
 from propolis.worker.keeper import Keeper
 from propolis.worker.process import signals
+from propolis.worker.process.run_log import RunLog
 from propolis.worker.pump import Pump
 from propolis.worker.runner import Runner
 from propolis.worker.settings import Monotonic, Settings, default_holder, monotonic
@@ -211,8 +212,15 @@ class Worker:
         self._children = ChildPool(self._registry, self._settings, listener=self)
         apart = self._settings.isolate_suspects
         suspects = Suspects(self._registry.client, self._children, self, apart=apart)
+        self._run_log = RunLog(self._settings, self._clock)
         self._runner = Runner(
-            self._registry, self._keeper, self._children, suspects, listener=self, counter=self
+            self._registry,
+            self._keeper,
+            self._children,
+            suspects,
+            listener=self,
+            counter=self,
+            run_log=self._run_log,
         )
         self._firer = Firer(engine, self._registry.declared_schedules)
         self._pump = Pump(
@@ -342,6 +350,7 @@ class Worker:
             await lane.stop()
         await self._children.close()
         self._keeper.stop()
+        self._run_log.end()
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS):
                 await self._presence.leave()
@@ -476,6 +485,8 @@ class Worker:
                 slot.ask_to_stop(Stop.TIMEOUT, now)
             if slot.stopping_for(now) > self._settings.stuck_after.total_seconds():
                 self._give_up(slot)
+        if self._run_log.storms.open:
+            self._run_log.sum_up()
         stuck = self._runner.threads_left + len(self._given_up)
         if stuck >= self._settings.max_stuck:
             self._fail(f"{stuck} jobs do not stop, and each keeps a thread or a slot: this worker ends")

@@ -156,6 +156,39 @@ def test_the_options_of_a_worker_are_its_settings(shell: Shell, monkeypatch: pyt
     assert spans[1] == tuple(map(duration, ("90m", "2s", "20s", "3s")))
 
 
+@pytest.mark.parametrize(
+    ("options", "env", "log_jobs"),
+    [
+        ((), {}, "failures"),
+        ((), {"PROPOLIS_LOG_JOBS": "all"}, "all"),
+        ((), {"PROPOLIS_LOG_JOBS": ""}, "failures"),
+        (("--log-jobs", "sample:100"), {"PROPOLIS_LOG_JOBS": "all"}, "sample:100"),
+    ],
+)
+def test_which_jobs_a_worker_logs_is_an_option_or_in_the_environment(
+    shell: Shell,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    env: dict[str, str],
+    log_jobs: str,
+) -> None:
+    given: list[Settings] = []
+
+    def run_worker(_: object, settings: Settings) -> int:
+        given.append(settings)
+        return 0
+
+    monkeypatch.setattr("propolis.worker.supervisor.run_worker", run_worker)
+    shell("worker", *options, env=env)
+    assert given[0].log_jobs == log_jobs
+    assert Settings().log_jobs == "failures"
+
+
+@pytest.mark.parametrize("text", ["some", "sample:0"])
+def test_a_worker_logs_what_it_knows(shell: Shell, text: str) -> None:
+    assert "none of failures, all, none and sample:100" in shell("worker", "--log-jobs", text, code=2).output
+
+
 def test_a_worker_is_given_one_app(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     apps: list[str | None] = []
 

@@ -175,6 +175,7 @@ def an_order(**options: Any) -> Order:
         "until_empty": False,
         "once": False,
         "log_level": "info",
+        "log_jobs": "sample:9",
         "log_format": "json",
     }
     return Order(**{**given, **options})
@@ -194,6 +195,7 @@ def test_each_of_several_processes_gets_the_same_order() -> None:
     assert arguments[:4] == ["worker", "tasks:app", "--queue", "mail@3,bulk=20"]
     assert arguments[arguments.index("--processes") + 1] == "1"
     assert arguments[arguments.index("--mode") + 1] == "until-empty"
+    assert arguments[arguments.index("--log-jobs") + 1] == "sample:9"
     assert arguments[arguments.index("--log-format") + 1] == "json"
     assert span(arguments[arguments.index("--lease") + 1]) == timedelta(seconds=1.5)
     assert span(arguments[arguments.index("--unknown-for") + 1]) == timedelta(minutes=90)
