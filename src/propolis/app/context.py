@@ -353,6 +353,16 @@ def fields_of(lease: Lease) -> dict[str, Any]:
     }
 
 
+def as_extra(fields: dict[str, Any]) -> dict[str, Any]:
+    """For a record, without what the app's own records have already: `logging` would refuse that."""
+    taken = vars(logging.makeLogRecord({}))
+    return {name: value for name, value in fields.items() if name not in taken}
+
+
+def extra_of(lease: Lease) -> dict[str, Any]:
+    return as_extra(fields_of(lease))
+
+
 class JobFilter(logging.Filter):
     """Gives each record `job` (its id), `task`, `attempt`, `queue` and `worker`: those of the job that runs.
 

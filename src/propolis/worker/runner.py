@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 from msgspec.structs import replace
 
 from propolis.app import verdicts
-from propolis.app.context import Job, Listener, fields_of
+from propolis.app.context import Job, Listener, extra_of
 from propolis.app.flow.continuation import Gather, continuation_of, gathered, with_first
 from propolis.app.operate.batches import StoredBatches
 from propolis.app.operate.failure_counts import failure_counts
@@ -149,7 +149,7 @@ class Runner:
                 "no task named %r: job %s waits for a worker that knows it",
                 lease.task,
                 lease.id,
-                extra=fields_of(lease),
+                extra=extra_of(lease),
             )
             self.parked.add((lease.queue, lease.task))
             return Unknown()
@@ -419,11 +419,11 @@ def _uncancel() -> None:
 
 
 def _broken(lease: Lease, error: PropolisError) -> Outcome:
-    log.error("job %s cannot be run and is kept as broken: %s", lease.id, error, extra=fields_of(lease))
+    log.error("job %s cannot be run and is kept as broken: %s", lease.id, error, extra=extra_of(lease))
     return Broken(describe(error))
 
 
 def _buried(lease: Lease, job: Job | None, error: BaseException) -> Outcome:
-    log.error("job %s cannot be judged and is buried", lease.id, exc_info=error, extra=fields_of(lease))
+    log.error("job %s cannot be judged and is buried", lease.id, exc_info=error, extra=extra_of(lease))
     buried = Dead(error=describe(error, "".join(traceback.format_exception(error))))
     return buried if job is None else with_last_words(buried, job)

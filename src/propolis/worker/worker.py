@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from propolis.app.context import fields_of
+from propolis.app.context import extra_of
 from propolis.app.operate.schedules import sync
 from propolis.app.operate.workers import (
     QUEUES_BYTES,
@@ -441,7 +441,7 @@ class Worker:
         if any(slot.state in OVER for slot in self._running() if slot.lease is lease):
             return  # we may have ended it ourselves, or are about to: settling it will show
         self.lost += 1
-        log.warning("the lease of job %s is lost: its run is stopped", lease.id, extra=fields_of(lease))
+        log.warning("the lease of job %s is lost: its run is stopped", lease.id, extra=extra_of(lease))
         self._stop_run(lease, Stop.LOST)
 
     def _stop_is_wanted(self, lease: Lease) -> None:
@@ -450,7 +450,9 @@ class Worker:
     def settled_too_late(self, lease: Lease) -> None:
         self.lost += 1
         log.warning(
-            "job %s ended after its lease was lost: the other run decides", lease.id, extra=fields_of(lease)
+            "job %s ended after its lease was lost: the other run decides",
+            lease.id,
+            extra=extra_of(lease),
         )
 
     # --- the clock -----------------------------------------------------------------------
@@ -502,7 +504,7 @@ class Worker:
         lease, stop = slot.lease, slot.stop
         assert lease is not None
         reason = stop.value if stop else "?"
-        log.error("job %s is stuck: it does not stop (%s)", lease.id, reason, extra=fields_of(lease))
+        log.error("job %s is stuck: it does not stop (%s)", lease.id, reason, extra=extra_of(lease))
         if slot.task is not None:
             self._given_up.add(slot)
             slot.task.add_done_callback(lambda _: self._given_up.discard(slot))

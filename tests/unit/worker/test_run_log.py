@@ -10,7 +10,9 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from tests.unit.worker.working import AT_ONCE, work
+from msgspec import Raw
+from msgspec.structs import replace
+from tests.unit.worker.working import AT_ONCE, record_of, work
 
 from propolis import App, Job, Retry, Snooze
 from propolis.core import wire
@@ -228,6 +230,40 @@ def test_an_app_that_makes_its_own_records_makes_these_too(caplog: pytest.LogCap
         logging.setLogRecordFactory(before)
     [record] = runs_in(caplog)
     assert (record.release, record.outcome) == ("1.2", "done")
+
+
+@pytest.mark.parametrize("log_jobs", ["all", "failures"])
+async def test_fields_that_an_app_gives_its_records_itself_stay(
+    app: App, caplog: pytest.LogCaptureFixture, log_jobs: str
+) -> None:
+    """Logging refuses to overwrite them, and what it raised there would end a job."""
+    before = logging.getLogRecordFactory()
+
+    def made(*args: Any, **more: Any) -> logging.LogRecord:
+        record = before(*args, **more)
+        record.task = "the app's"
+        return record
+
+    @app.task(on_error=dead)
+    async def fail(number: int) -> None:
+        raise ValueError(number)
+
+    @app.task
+    async def succeed() -> None: ...
+
+    await app.client.aput_many([fail.job(number) for number in range(IN_FULL + 1)])
+    broken = await app.client.aput(replace(fail.job(1), args=Raw(b'["not a number"]')))
+    await succeed.aenqueue()
+    logging.setLogRecordFactory(made)
+    try:
+        await work(app, log_jobs=log_jobs)
+    finally:
+        logging.setLogRecordFactory(before)
+    assert (await record_of(app, broken.id)).reason == "broken"
+    assert (await (await app.client.ready()).queues())["default"].dead == IN_FULL + 2
+    assert {vars(record).get("task") for record in caplog.records} == {"the app's"}
+    logged = {"all": IN_FULL + 1 + 1, "failures": IN_FULL}[log_jobs]
+    assert len(runs_in(caplog)) == logged
 
 
 def test_what_logging_raises_changes_no_outcome(

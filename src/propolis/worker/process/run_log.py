@@ -11,7 +11,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
-from propolis.app.context import Job
+from propolis.app.context import Job, as_extra
 from propolis.core.job import Dead, Error, Retried
 from propolis.core.policy import AT_ONCE
 from propolis.worker.attempt import LEFT, Attempt, Ended, Slot, own_frames
@@ -80,7 +80,13 @@ class RunLog:
         match ended.outcome:
             case Retried(delay=delay):
                 when = f"after {delay.total_seconds():g} s" if delay else "at once"
-                log.warning("%s, failed and runs again %s: %s: %s", _named(fields), when, *what, extra=fields)
+                log.warning(
+                    "%s, failed and runs again %s: %s: %s",
+                    _named(fields),
+                    when,
+                    *what,
+                    extra=as_extra(fields),
+                )
             case Dead(reason=reason, keep=keep):
                 log.error(
                     "%s, is %s (%s): %s: %s",
@@ -89,7 +95,7 @@ class RunLog:
                     reason,
                     *what,
                     exc_info=_shown_of(raised(ended)) if error.traceback and in_full else None,
-                    extra=fields,
+                    extra=as_extra(fields),
                 )
 
     def sum_up(self) -> None:
@@ -112,14 +118,16 @@ class RunLog:
                 kind.error,
                 kind.task,
                 storm.message,
-                extra={
-                    **_NO_JOB,  # least of all the one that runs while this is noticed
-                    "task": kind.task,
-                    "outcome": kind.outcome,
-                    "error": kind.error,
-                    "more": storm.more,
-                    "worker": self._holder,
-                },
+                extra=as_extra(
+                    {
+                        **_NO_JOB,  # least of all the one that runs while this is noticed
+                        "task": kind.task,
+                        "outcome": kind.outcome,
+                        "error": kind.error,
+                        "more": storm.more,
+                        "worker": self._holder,
+                    }
+                ),
             )
 
     # --- all others --------------------------------------------------------------------------
@@ -140,7 +148,7 @@ class RunLog:
         if not log.isEnabledFor(logging.INFO):
             return
         if logging.getLogRecordFactory() is not logging.LogRecord:  # the app wants more in every record
-            log.info(text, extra=fields)
+            log.info(text, extra=as_extra(fields))
             return
         log.handle(RunRecord(self._template, text, fields))
 
