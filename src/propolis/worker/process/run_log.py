@@ -159,15 +159,15 @@ class RunLog:
             due += envelope.delay_ms * MILLISECOND
         elif envelope.due_at is not None and envelope.due_at > due:
             due = envelope.due_at
-        waited = (lease.until - due - self._span) / MILLISECOND
+        waited = (lease.until - due - self._span) // MILLISECOND
         return {
             "job": lease.id,
             "task": lease.task,
             "attempt": lease.attempt,
             "queue": lease.queue,
             "outcome": outcome,
-            "wait_ms": max(0, round(waited)),
-            "run_ms": round((slot.clock() - slot.started) * 1000, 1),
+            "wait_ms": max(0, waited),
+            "run_ms": int((slot.clock() - slot.started) * 10_000 + 0.5) / 10,
             "worker": lease.holder,
         }
 
