@@ -29,9 +29,10 @@ HERE = Path(__file__).parent
 
 
 class Fleet:
-    """Worker processes of which one dies every half a second, and is replaced."""
+    """Worker processes of which one dies every half a second, if anything ran meanwhile, and is replaced."""
 
     def __init__(self, url: str, ledger: Path) -> None:
+        self._ledger = ledger
         self._command = [sys.executable, str(HERE / "postgres_worker.py"), url, str(ledger)]
         self._workers: list[subprocess.Popen[bytes]] = []
         self.killed = 0
@@ -41,8 +42,11 @@ class Fleet:
             self._workers.append(subprocess.Popen(self._command, stderr=subprocess.DEVNULL))
 
     async def keep_killing(self) -> None:
+        size = 0
         while True:
             await asyncio.sleep(KILL_EVERY)
+            while size == (size := self._ledger.stat().st_size):  # none has started: it is busy here
+                await asyncio.sleep(0.05)
             victim = self._workers.pop(random.randrange(len(self._workers)))
             victim.kill()
             victim.wait()
