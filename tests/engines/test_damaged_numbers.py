@@ -46,6 +46,7 @@ class SQLiteDesk:
         *("history", "error", "progress", "log"),
     )
     runs = ("fence", "attempt", "started_us", "began")
+    ends = ("run:until_us", "run:span_us")
     records = ("version", "at_us", "expires_us")
 
     def __init__(self, path: Path, clock: FakeClock) -> None:
@@ -86,6 +87,7 @@ class PostgresDesk:
         *("losses", "crashes", "fence", "started_us", "history", "error", "progress"),
     )
     runs = ("began",)
+    ends = ("run:until_us", "run:span_us")
     records = ("version", "at_us", "expires_us")
 
     def __init__(self, url: str, schema: str, clock: FakeClock) -> None:
@@ -162,6 +164,7 @@ class RedisDesk:
         *("record:priority", "record:max_crashes"),
     )
     runs = ("fence", "started", "attempt")
+    ends = ("lease:span",)
     records = ("version", "at", "expires")
 
     def __init__(self, url: str, prefix: str, clock: FakeClock) -> None:
@@ -180,12 +183,20 @@ class RedisDesk:
             number = {"fence": 0, "started": 2, "attempt": 3}[name]
             queue = job_id.rpartition("-")[0]
             await self._changed(f"{{{queue}}}:running", job_id, lambda run: _with_line(run, number, value))
+        elif part == "lease":
+            for bundle in await self._bundles():
+                await self._changed("bundled", bundle, lambda packed: _with_first(packed, value))
         elif part == "record" and name in ("put", "seq"):
             await self._changed("jobs", job_id, lambda text: _with_line(text, 1 + (name == "seq"), value))
         elif part == "record":
             await self._changed("jobs", job_id, lambda text: _with_meta(text, name, value))
         else:
             await self._changed("state", job_id, lambda packed: _with_field(packed, name, value))
+
+    async def _bundles(self) -> list[str]:
+        """Those of one claim are kept together."""
+        await self._link.open()
+        return [bundle.decode() for bundle in await self._link.command("HKEYS", f"{self._prefix}:bundled")]
 
     async def spoil_record(self, name: str, field: str, value: object) -> None:
         await self._changed("records:k", name, lambda packed: _with_field(packed, field, value))
@@ -214,6 +225,10 @@ def _with_meta(text: bytes, name: str, value: object) -> bytes:
 
 def _with_field(packed: bytes, name: str, value: object) -> bytes:
     return msgspec.msgpack.encode({**(msgspec.msgpack.decode(packed) if packed else {}), name: value})
+
+
+def _with_first(packed: bytes, value: object) -> bytes:
+    return msgspec.msgpack.encode([value, *msgspec.msgpack.decode(packed)[1:]])
 
 
 Desk = SQLiteDesk | PostgresDesk | RedisDesk
@@ -312,6 +327,30 @@ async def test_one_damaged_job_stops_no_other(desk: Desk, clock: FakeClock, dama
         if info.state is not State.READY:  # a time that is far away
             assert (info.state, info.reason) in [(State.DEAD, "broken"), (State.DEAD, "expired")], info.id
             assert info.error is not None or info.reason == "expired"
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_a_damaged_lease_moves_no_delay_and_keeps_no_other(
+    desk: Desk, clock: FakeClock, damage: str
+) -> None:
+    """L2: the lease that ends last shows a time that was, and a damaged one shows any."""
+    engine = desk.engine
+    for end in desk.ends:
+        queue = end.rpartition(":")[2]
+        await prepared(engine, "running", queue)
+        await engine.put([a_job(id=f"{queue}-delayed", queue=queue, delay_ms=4 * 3600_000)])
+        await engine.sweep(by="sweeper-1")
+        delayed = await engine.get(f"{queue}-delayed")
+        assert delayed is not None
+
+        await desk.spoil(f"{queue}-1", end, DAMAGES[damage])
+        for _ in range(4):
+            await engine.sweep(by="sweeper-1")
+            clock.advance(SPAN)
+        await engine.sweep(by="sweeper-1")
+
+        assert await engine.get(f"{queue}-delayed") == delayed
+        assert {f"{queue}-0", f"{queue}-2"} <= {lease.id for lease in await take(engine, queue)}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -60,7 +60,7 @@ class ClockSteps(Keeping[E, B]):
             shown_us = max(shown_us, last.until_us - last.span_us)
         lag_us = TOLERATED_US if counting else REMEMBERED_US
         if shown_us > self.now_us + TOLERATED_US:
-            seen.behind_us += shown_us - self.now_us
+            seen.behind_us += max(0, seen.latest_us - self.now_us)  # not by a lease: one may be damaged
             seen.leases = seen.delays = FIRST
         elif seen.latest_us >= self.now_us - lag_us or not (counting or last or self.due_first(FIRST, 1)):
             return seen

@@ -166,14 +166,15 @@ class Work:
     def look_at_clock(self, *, lag_us: int = 0) -> int:
         """Remember the time, and give the epoch: a new one where the clock was set back.
 
-        What is remembered may lag behind.
+        What is remembered may lag behind.  The lease that ends last says only that leases are to follow, and
+        not by how much delays are: it may be damaged (L7).
         """
         largest_us, epoch, given_us, is_following = self.run("largest_time").fetchone()
         shown_us = largest_us if is_following or given_us is None else max(largest_us, given_us)
         if shown_us > self.now_us + TOLERATED_US and self._joins:
             return int(epoch) + 1  # which it will be, if that is so
         if shown_us > self.now_us + TOLERATED_US:
-            self.run("keep_step_back", epoch=epoch, by_us=shown_us - self.now_us)
+            self.run("keep_step_back", epoch=epoch, by_us=max(0, largest_us - self.now_us))
             self.run("begin_epoch", now_us=self.now_us)
             return int(epoch) + 1
         if largest_us < self.now_us - lag_us:

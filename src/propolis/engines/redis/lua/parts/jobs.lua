@@ -191,7 +191,7 @@ end
 -- time at which it began; where it was shortened, that says no more.
 local function span_of_later(bundle)
     local packed = tonumber(bundle) > now and redis.call('HGET', BUNDLED, bundle)
-    return packed and (unpacked(packed) or {})[1]
+    return packed and tonumber((unpacked(packed) or {})[1])
 end
 
 -- When the leases that end last were given, as far as that is later than now: so the clock has shown that time.  While
@@ -212,7 +212,7 @@ local function clock_went_back()
         local shown = math.max(latest, last_given())
         behind = tonumber(redis.call('GET', base .. 'behind') or 0)
         if shown > now + STEP_US then
-            behind = behind + shown - now
+            behind = behind + math.max(0, latest - now)  -- not by a lease: one may be damaged (L7)
             redis.call('SET', base .. 'behind', whole(behind))
             redis.call('SET', base .. 'shifting', '\n0')
             redis.call('SET', base .. 'shortening', whole(now))
