@@ -184,8 +184,7 @@ class RedisDesk:
             queue = job_id.rpartition("-")[0]
             await self._changed(f"{{{queue}}}:running", job_id, lambda run: _with_line(run, number, value))
         elif part == "lease":
-            for bundle in await self._bundles():
-                await self._changed("bundled", bundle, lambda packed: _with_first(packed, value))
+            await self._changed("bundled", await self._last(), lambda packed: _with_first(packed, value))
         elif part == "record" and name in ("put", "seq"):
             await self._changed("jobs", job_id, lambda text: _with_line(text, 1 + (name == "seq"), value))
         elif part == "record":
@@ -193,10 +192,11 @@ class RedisDesk:
         else:
             await self._changed("state", job_id, lambda packed: _with_field(packed, name, value))
 
-    async def _bundles(self) -> list[str]:
-        """Those of one claim are kept together."""
+    async def _last(self) -> str:
+        """The bundle of leases that ends last."""
         await self._link.open()
-        return [bundle.decode() for bundle in await self._link.command("HKEYS", f"{self._prefix}:bundled")]
+        [bundle] = await self._link.command("ZREVRANGE", f"{self._prefix}:leases", 0, 0)
+        return str(bundle.decode())
 
     async def spoil_record(self, name: str, field: str, value: object) -> None:
         await self._changed("records:k", name, lambda packed: _with_field(packed, field, value))
@@ -329,27 +329,33 @@ async def test_one_damaged_job_stops_no_other(desk: Desk, clock: FakeClock, dama
             assert info.error is not None or info.reason == "expired"
 
 
+@pytest.mark.parametrize("step", [timedelta(0), timedelta(hours=1)], ids=["no step back", "an hour back"])
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_a_damaged_lease_moves_no_delay_and_keeps_no_other(
-    desk: Desk, clock: FakeClock, damage: str
+    desk: Desk, clock: FakeClock, damage: str, step: timedelta
 ) -> None:
     """L2: the lease that ends last shows a time that was, and a damaged one shows any."""
     engine = desk.engine
     for end in desk.ends:
         queue = end.rpartition(":")[2]
-        await prepared(engine, "running", queue)
+        leases = await prepared(engine, "running", queue)
+        clock.advance(SPAN / 3)
+        await engine.renew([lease for lease in leases if lease.id == f"{queue}-1"], span=SPAN)
         await engine.put([a_job(id=f"{queue}-delayed", queue=queue, delay_ms=4 * 3600_000)])
         await engine.sweep(by="sweeper-1")
-        delayed = await engine.get(f"{queue}-delayed")
-        assert delayed is not None
+        before = await engine.get(f"{queue}-delayed")
 
         await desk.spoil(f"{queue}-1", end, DAMAGES[damage])
+        clock.set_back(step)
         for _ in range(4):
             await engine.sweep(by="sweeper-1")
             clock.advance(SPAN)
         await engine.sweep(by="sweeper-1")
 
-        assert await engine.get(f"{queue}-delayed") == delayed
+        after = await engine.get(f"{queue}-delayed")
+        assert before is not None
+        assert after is not None
+        assert abs(before.due_at - after.due_at - step) < timedelta(minutes=1)
         assert {f"{queue}-0", f"{queue}-2"} <= {lease.id for lease in await take(engine, queue)}
 
 

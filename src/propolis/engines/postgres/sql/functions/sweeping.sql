@@ -455,8 +455,8 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     w record;
     seen bigint;
-    given bigint := greatest((SELECT until_us - span_us FROM running ORDER BY until_us DESC LIMIT 1),
-                             (SELECT until_us - span_us FROM chunk ORDER BY until_us DESC LIMIT 1));
+    given bigint := greatest((SELECT until_us - greatest(span_us, 0) FROM running WHERE until_us > 0 ORDER BY until_us DESC LIMIT 1),
+                             (SELECT until_us - greatest(span_us, 0) FROM chunk WHERE until_us > 0 ORDER BY until_us DESC LIMIT 1));
     now_us bigint;
 BEGIN
     SELECT max(seen_us) INTO seen FROM sweeper;
@@ -492,10 +492,10 @@ BEGIN
              ORDER BY until_us LIMIT most) AS bite;
     UPDATE running SET until_us = moment(at) + span_us
      WHERE ctid = ANY (ARRAY(SELECT ctid FROM running WHERE until_us > since AND until_us <= upto FOR UPDATE SKIP LOCKED))
-       AND until_us > moment(at) + span_us;
+       AND until_us - moment(at) > span_us;  -- no sum: a span may be damaged, and too large for one
     UPDATE chunk SET until_us = moment(at) + span_us
      WHERE ctid = ANY (ARRAY(SELECT ctid FROM chunk WHERE until_us > since AND until_us <= upto FOR UPDATE SKIP LOCKED))
-       AND until_us > moment(at) + span_us;
+       AND until_us - moment(at) > span_us;  -- no sum: a span may be damaged, and too large for one
     UPDATE watch SET shortened_us = CASE WHEN n = most THEN upto END;
 END $$;
 
@@ -587,7 +587,10 @@ BEGIN
             again_us := least(again_us, now_us + 10000);
         END IF;
         nothing_ready := NOT EXISTS (SELECT FROM ready) AND NOT EXISTS (SELECT FROM held WHERE hold_scope <> 'parked');
-    EXCEPTION WHEN lock_not_available THEN
+    EXCEPTION WHEN OTHERS THEN
+        IF sqlstate <> '55P03' THEN  -- lock_not_available: others sweep
+            PERFORM part_failed('follow the clock', sqlerrm);
+        END IF;
         again_us := now_us + 1000000 * (0.5 + random());
     END;
 END $$;
