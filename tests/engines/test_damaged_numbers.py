@@ -415,3 +415,31 @@ async def test_jobs_of_a_damaged_chunk_are_shelved_and_its_queue_goes_on(
     for info in await all_jobs(desk.engine):
         assert (info.state, info.reason) == (State.DEAD, "broken")
     await desk.close()
+
+
+async def test_what_an_exchange_has_done_stands_where_it_cannot_shelve_a_job(
+    postgres_url: str, schema: str, clock: FakeClock
+) -> None:
+    """L6, L7: a stranger holds the batch of the damaged one."""
+    desk = PostgresDesk(postgres_url, schema, clock)
+    engine = await desk.engine.open()
+    await engine.put([a_job(id="first")])
+    [first] = await take(engine, "default")
+    members = [a_job(id=name, batch="b", member=n) for n, name in enumerate(["odd", "sound"])]
+    await engine.put_batch(Batch(id="b"), members)
+    await desk.spoil("odd", "put_us", HUGE)
+    stranger = await desk._connected()
+    async with stranger.transaction():
+        await stranger.execute("SELECT FROM batch FOR UPDATE")
+        answer = await engine.exchange([(first, Done())], {"default": 10}, span=SPAN, holder=HOLDER)
+    await stranger.close()
+
+    assert answer.lost == []
+    assert [lease.id for lease in answer.leases] == ["sound"]
+    clock.advance(SPAN)
+    await engine.sweep()
+    await drained(engine, "default", set())
+    odd = await engine.get("odd")
+    assert odd is not None
+    assert odd.reason == "broken"
+    await desk.close()

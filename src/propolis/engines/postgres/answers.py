@@ -32,9 +32,8 @@ def leases_of(row: Mapping[str, Any], until: datetime, holder: str) -> list[Leas
         counters = (repeat(1), repeat(0), repeat(0), repeat(until))
         put_at = map(moments.__getitem__, row["puts_us"])
         of = (put_at, repeat(holder), repeat(0), repeat(row["batches"][0] if row["batches"] else None))
-        return list(
-            map(Lease, *its_own, *counters, *of, repeat(None), count(number + 1))
-        )  # the most common way
+        # The most common way, without a call in Python for each.
+        return list(map(Lease, *its_own, *counters, *of, repeat(None), count(number + 1)))
     columns = (
         *("ids", "fences", "tasks", "bodies", "attempts", "failures", "crashes", "puts_us", "losses"),
         *("batches", "numbers"),
@@ -61,7 +60,7 @@ def claimed(rows: Sequence[Row], until: datetime, holder: str) -> tuple[list[Lea
     leases: tuple[list[Lease], list[Lease]] = [], []
     for row in claims:
         puts = [moment(us) for us in row["puts_us"]]
-        mended = {**dict(row), "puts_us": [to_us(at or EPOCH) for at in puts]}
+        mended = {**row, "puts_us": [to_us(at or EPOCH) for at in puts]}
         for lease, at in zip(leases_of(mended, until, holder), puts, strict=True):
             leases[at is None].append(lease)
     return leases

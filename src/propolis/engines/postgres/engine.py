@@ -515,8 +515,16 @@ class PostgresEngine(FromExchange, PostgresFeeds):
         until = from_us(header["now_us"] + span_in_us)
         leases, unreadable = claimed(rows, until, holder)
         if unreadable:
-            await self.settle([(lease, Broken(BROKEN_ROW)) for lease in unreadable])
+            await self._bury(unreadable)
         return Exchange([settled[n - 1] for n in header["lost"] or ()], leases)
+
+    async def _bury(self, unreadable: list[Lease]) -> None:
+        """Whatever comes of it, what the exchange has settled and leased stands."""
+        log.error("jobs that were put at no time are broken: %s", ", ".join(lease.id for lease in unreadable))
+        try:
+            await self.settle([(lease, Broken(BROKEN_ROW)) for lease in unreadable])
+        except EngineError as error:
+            log.warning("they are leased once more, since that was not recorded: %s", error)
 
     async def renew(self, leases: Sequence[Lease], *, span: timedelta) -> list[Renewal]:
         rows = await self._write(
