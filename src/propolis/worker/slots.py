@@ -10,7 +10,7 @@ from typing import Protocol
 
 from propolis.core.job import Dead, Error, Lease, Outcome
 from propolis.worker.attempt import LEFT, Slot
-from propolis.worker.calls.own_context import SlotTask, in_own_context
+from propolis.worker.calls.own_context import SlotTask, in_own_context, take_in_cancellations
 from propolis.worker.runner import Runner
 from propolis.worker.settings import Lane, Monotonic
 
@@ -76,7 +76,8 @@ class SlotLane:
     async def _run_jobs(self, slot: Slot) -> None:
         """One after the other, until there are too many slots or this one is left to its job."""
         buffer, clock, run, settle = self.buffer, self.clock, self.runner.run, self.settler.settle
-        turn = clock()
+        task, turn = slot.task, clock()
+        assert task is not None
         while True:
             while not buffer:
                 if self.surplus > 0:
@@ -89,6 +90,8 @@ class SlotLane:
             slot.begin(lease, now)
             self.last_start = now
             outcome = await in_own_context(run(lease, slot))
+            if task.cancelling():
+                await take_in_cancellations(task)
             if not slot.finish():
                 return
             ended = clock()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextvars import ContextVar
 
+import pytest
 from tests.unit.worker.working import record_of, until, work, working
 
 from propolis import App
@@ -125,6 +126,32 @@ async def test_a_job_may_still_cancel_itself(app: App) -> None:
     record = await record_of(app, handle.id)
     assert record.error is not None
     assert (record.state, record.error.type) == (State.DEAD, "CancelledError")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_job_that_cancels_itself_and_ends_cancels_no_other(app: App, fails: bool) -> None:
+    """F58: what it does not wait for any more would reach the next job in its slot."""
+
+    @app.task(on_error=dead)
+    async def hostile() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        if fails:
+            raise ValueError
+
+    @app.task(result_ttl="1h", on_error=dead)
+    async def innocent() -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        await asyncio.sleep(0)
+        return task.cancelling()
+
+    handles = [await task.aenqueue() for task in (hostile, innocent, hostile, innocent)]
+    await work(app, lanes=ONE_SLOT)
+    for handle in handles[1::2]:
+        record = await record_of(app, handle.id)
+        assert (record.state, record.result) == (State.DONE, b"0")
 
 
 async def test_errors_that_are_thrown_in_and_answered_pass_through() -> None:

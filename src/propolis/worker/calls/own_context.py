@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Generator
+from contextlib import suppress
 from contextvars import copy_context
 from types import coroutine
 from typing import Any, TypeVar
@@ -44,6 +45,14 @@ def in_own_context(job: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
     finally:
         del given  # an error that was thrown refers to this very frame
         end_if_forked()
+
+
+async def take_in_cancellations(task: asyncio.Task[None]) -> None:
+    """In this task: what the job that has just ended has not waited for would stop the next one."""
+    while task.cancelling():
+        task.uncancel()
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
 
 
 class SlotTask(asyncio.Task[None]):
