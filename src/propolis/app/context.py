@@ -213,13 +213,11 @@ class Job(Provided):
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
         """Show how far it is; the newest report counts.  `ValueError` for what is no number."""
         try:
-            sound = math.isfinite(done) and (total is None or math.isfinite(total))
-        except TypeError:
-            sound = False
-        if not sound:
-            raise ValueError(f"progress({done!r}, {total!r}) takes numbers")
+            numbers = _number(done), None if total is None else _number(total)
+        except (TypeError, OverflowError):
+            raise ValueError(f"progress({done!r}, {total!r}) takes numbers") from None
         if self._listener is not None:
-            self._listener.report(self.lease, Progress(done, total, storable(str(note)[:_LINE_MAX])), ())
+            self._listener.report(self.lease, Progress(*numbers, storable(str(note)[:_LINE_MAX])), ())
 
     def log(self, line: object) -> None:
         """Add a line to the job's own log, of which the newest hundred are kept."""
@@ -325,6 +323,13 @@ class Job(Provided):
     def take_over(self, emissions: list[Envelope], size: int) -> None:
         """What this job has emitted in another process, and its bytes."""
         self._emissions, self.emitted_bytes = emissions, size
+
+
+def _number(number: float) -> float:
+    """A plain one, which can be stored, of whatever counts as one, such as a scalar of numpy."""
+    if not math.isfinite(number):
+        raise OverflowError(number)
+    return float(number)
 
 
 def _is_handed_on(header: str) -> bool:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -100,7 +103,26 @@ async def test_the_last_lines_of_short_jobs_are_kept(
     assert [(each.log, each.progress) for each in records] == [(("the last line",), Progress(1, 1))] * 50
 
 
-@pytest.mark.parametrize("done", [float("nan"), float("inf"), "half"])
+class Scalar(float):
+    """As numpy has them."""
+
+
+@pytest.mark.parametrize("done", [Scalar(1.5), Fraction(3, 2), Decimal("1.5"), True, 2**70])
+async def test_progress_takes_whatever_counts_as_a_number(tmp_path: Path, done: Any) -> None:
+    """F58, L7: what cannot be stored takes along what its neighbours report, or cannot be read again."""
+    app = App(f"sqlite:///{tmp_path}/jobs.db")
+
+    @app.task(on_success=archive, on_error=dead)
+    async def counts(job: Job) -> None:
+        job.progress(done, done)
+
+    handle = await counts.aenqueue()
+    await work(app)
+    assert (await record_of(app, handle.id)).progress == Progress(float(done), float(done))
+    await app.aclose()
+
+
+@pytest.mark.parametrize("done", [float("nan"), float("inf"), pytest.param(10**400, id="huge"), "half"])
 async def test_progress_that_is_no_number_is_the_jobs_own_error(app: App, done: Any) -> None:
     @app.task(on_error=dead)
     async def vague(job: Job) -> None:
