@@ -72,6 +72,16 @@ def holders_of(leases: Sequence[Lease]) -> list[str]:
     return holders[:1] if len(set(holders)) == 1 else holders
 
 
+def named(leases: Sequence[Lease]) -> tuple[list[int] | None, list[str], list[int], list[str]]:
+    """Leases as every function of the schema takes them."""
+    return (
+        [lease.place for lease in leases] or None,
+        [lease.id for lease in leases],
+        [lease.fence for lease in leases],
+        holders_of(leases),
+    )
+
+
 def identity_of(lease: Lease) -> tuple[str, int, str]:
     return lease.id, lease.fence, lease.holder
 

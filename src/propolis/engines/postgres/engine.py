@@ -49,10 +49,10 @@ from propolis.engines.postgres.answers import (
     counts_of,
     durability_of,
     flags_of,
-    holders_of,
     holding_of,
     identity_of,
     job_info,
+    named,
     refusal_of,
     renewal_of,
 )
@@ -473,7 +473,7 @@ class PostgresEngine(FromExchange, PostgresFeeds):
         answer = await self._answer(
             "settle_apart",
             self._at(),
-            *_named([lease for lease, _ in outcomes]),
+            *named([lease for lease, _ in outcomes]),
             await written_down(outcomes, lambda: outcome_texts(outcomes)),
             *self._keeps,
         )
@@ -494,7 +494,7 @@ class PostgresEngine(FromExchange, PostgresFeeds):
         header, *rows = await self._write(
             "exchange",
             self._at(),
-            *_named(settled),
+            *named(settled),
             texts if any(texts) else None,
             list(wants),
             list(wants.values()),
@@ -530,7 +530,7 @@ class PostgresEngine(FromExchange, PostgresFeeds):
         rows = await self._write(
             "renew",
             self._at(),
-            *_named(leases),
+            *named(leases),
             span_us(span),
         )
         renewed = {identity_of(leases[n - 1]): renewal_of(until_us, asked) for n, until_us, asked in rows}
@@ -688,16 +688,6 @@ class PostgresEngine(FromExchange, PostgresFeeds):
         self._link.check_usable()
         self._hints.listen(queues, self._at)
         return await self._waiters.wait(queues, timeout)
-
-
-def _named(leases: Sequence[Lease]) -> tuple[list[int] | None, list[str], list[int], list[str]]:
-    """Leases as every function of the schema takes them."""
-    return (
-        [lease.place for lease in leases] or None,
-        [lease.id for lease in leases],
-        [lease.fence for lease in leases],
-        holders_of(leases),
-    )
 
 
 def from_url(address: Address, clock: Clock | None) -> PostgresEngine:
