@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
+from propolis.app.client.blocking import in_event_loop
 from propolis.app.client.client import Client
 from propolis.app.signature import Provided, current, encode_value
 from propolis.app.task import Call, Task
@@ -231,12 +232,10 @@ class Job(Provided):
         `CheckpointTooLarge` beyond 64 KiB, and `BadCall`, a `TypeError`, for what has no JSON form; then
         nothing was saved.  `Misuse` at once in a plain function, which cannot await it.
         """
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if not in_event_loop():
             raise Misuse(
                 "save() is to be awaited, which a plain function cannot: write job.save_now(...) instead"
-            ) from None
+            )
         return Saving(self._save(value), f"job {self.id} of {self.task}")
 
     async def _save(self, value: Any) -> None:
@@ -247,11 +246,7 @@ class Job(Provided):
 
     def save_now(self, value: Any) -> None:
         """The same for a plain function."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            pass  # what goes wrong from here on is no consequence of this
-        else:
+        if in_event_loop():
             raise Misuse("save_now() would stop the event loop that runs here: await job.save(...) instead")
         checkpoint = self._encoded(value)
         if self._listener is not None:

@@ -25,6 +25,15 @@ T = TypeVar("T")
 WINDS_UP_WITHIN = 2.0  # seconds, when the program ends
 
 
+def in_event_loop() -> bool:
+    """Does one run here?  Asked so, nothing that follows seems to happen while another error is handled."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 class Background:
     """One event loop in a thread, for callers that have none."""
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from typing import Any
 
+from propolis.app.client.blocking import in_event_loop
 from propolis.app.context import Job
 from propolis.app.registry import Middleware
 from propolis.app.task import Task, is_async
@@ -33,10 +33,8 @@ async def call_around(
         return call_around(others, job, innermost, plain)
 
     def inner_of_plain() -> Any:
-        with suppress(RuntimeError):
-            asyncio.get_running_loop()
-            return inner()  # a coroutine that it returned is awaited in the loop
-        return plain.wait(inner())
+        # In the loop a coroutine that it returned is awaited.
+        return inner() if in_event_loop() else plain.wait(inner())
 
     return await call_either(plain, wrap, job, inner if is_async(wrap) else inner_of_plain)
 
