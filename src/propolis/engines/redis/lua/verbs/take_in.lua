@@ -3,9 +3,9 @@
 --
 -- ARGV[6...]  pairs of what was read there, the oldest first, and MessagePack of what it means: {job = draft}, or
 --             {broken = draft, error = JSON}, or {} for a job that is there already.  The job of a push that is the
---             oldest now is put and the push is taken away, in one step; where that fails it is set aside.  One that is not was taken in by somebody else, since
---             everybody begins with the oldest.  So each push is taken in once, however many callers have read it, and
---             two pushes of the same bytes are two jobs.
+--             oldest now is put and the push is taken away, in one step; where that fails it is set aside.  One that
+--             is not the oldest was taken in by somebody else, since everybody begins with the oldest.  So each push
+--             is taken in once, however many callers have read it, and two pushes of the same bytes are two jobs.
 --
 -- Gives how many were taken in.
 
