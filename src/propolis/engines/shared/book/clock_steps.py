@@ -48,13 +48,14 @@ class ClockSteps(Keeping[E, B]):
         return seen.leases is not None or seen.delays is not None
 
     def _look(self, *, counting: bool) -> Seen:
-        """What is known of the clock, now that it shows this time; `counting`: something is counted from it.
+        """What is known of the clock, now that it shows this time; `counting`: a delay is counted from it.
 
-        Where nothing waits or runs, nothing is remembered, and elsewhere not each time.
+        Where nothing waits or runs, nothing is remembered, and elsewhere not each time.  Only sweeps look at
+        what runs, as it says nothing of delays.
         """
         raw = self._table.get(CLOCK)
         seen = Seen() if raw is None else msgspec.json.decode(raw, type=Seen)
-        last = self.ending_last()
+        last = None if counting else self.ending_last()
         shown_us = seen.latest_us
         if last is not None and seen.leases is None:  # it was given when the clock had come so far
             shown_us = max(shown_us, last.until_us - last.span_us)
