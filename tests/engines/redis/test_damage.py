@@ -253,3 +253,15 @@ async def test_a_record_of_which_a_field_is_damaged_is_no_script_error(
     assert "b" in {record.name for record in (await engine.records("k")).records}
     [swapped] = await engine.swap([Swap(changes=(Change(kind="k", name="a", value=b"v"),))])
     assert swapped.version is not None
+
+
+async def test_a_job_that_was_put_at_no_time_is_not_the_oldest(
+    engine: RedisEngine, link: RedisLink, prefix: str
+) -> None:
+    """L7: one such job hid the ages of all queues."""
+    await engine.put([a_job(id="odd")])
+    lines = (await link.command("HGET", f"{prefix}:jobs", "odd")).split(b"\n")
+    lines[1] = b"9" * 19
+    await link.command("HSET", f"{prefix}:jobs", "odd", b"\n".join(lines))
+
+    assert await engine.oldest(["default"]) == {}

@@ -107,7 +107,7 @@ from typing import Any, Self
 from msgspec.structs import asdict, replace
 
 from propolis.core.batch import Batch, BatchStatus
-from propolis.core.clock import Clock, from_us, span_until, span_us, to_us
+from propolis.core.clock import Clock, from_us, moment, span_until, span_us, to_us
 from propolis.core.envelope import Envelope, is_plain
 from propolis.core.job import JobInfo, Lease, Member, Outcome
 from propolis.core.protocols import (
@@ -546,7 +546,8 @@ class RedisEngine(FromExchange, RedisFeeds):
         for start in range(0, len(queues), LOOKED_INTO):
             asked = queues[start : start + LOOKED_INTO]
             answers = await self._call("oldest", *asked, reads=True)
-            found |= {queue: from_us(int(us)) for queue, us in zip(asked, answers, strict=True) if us}
+            times = {queue: moment(int(us)) for queue, us in zip(asked, answers, strict=True) if us}
+            found |= {queue: at for queue, at in times.items() if at is not None}
         return found
 
     async def position(self, job_id: str) -> int | None:
