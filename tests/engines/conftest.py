@@ -12,6 +12,7 @@ from propolis.core.protocols import Engine
 from propolis.engines.address import Address
 from propolis.engines.memory import MemoryEngine
 from propolis.engines.postgres.engine import PostgresEngine
+from propolis.engines.redis.client.link import RedisLink
 from propolis.engines.redis.client.target import target_of
 from propolis.engines.redis.engine import RedisEngine
 from propolis.engines.redis.shards.engine import ShardedEngine
@@ -42,3 +43,12 @@ async def handles(make: Callable[[], Engine]) -> AsyncIterator[list[Engine]]:
     yield handles
     for handle in handles:
         await handle.close()
+
+
+@pytest_asyncio.fixture
+async def link(valkey_url: str) -> AsyncIterator[RedisLink]:
+    """As any other client of the server has one."""
+    handle = RedisLink(target_of(Address(valkey_url)))
+    await handle.open()
+    yield handle
+    await handle.close()

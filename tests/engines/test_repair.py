@@ -202,14 +202,6 @@ async def redis(valkey_url: str, prefix: str) -> AsyncIterator[RedisEngine]:
 
 
 @pytest_asyncio.fixture
-async def link(valkey_url: str) -> AsyncIterator[RedisLink]:
-    link = RedisLink(target_of(Address(valkey_url)))
-    await link.open()
-    yield link
-    await link.close()
-
-
-@pytest_asyncio.fixture
 async def harm_redis(link: RedisLink, prefix: str) -> Harm:
     """`P` stands for what all keys begin with, and a word in angles for the first field of that hash."""
 

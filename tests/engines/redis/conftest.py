@@ -1,4 +1,4 @@
-"""An engine on a server of tests, and a connection beside it."""
+"""An engine on a server of tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 
 from propolis.engines.address import Address
-from propolis.engines.redis.client.link import RedisLink
 from propolis.engines.redis.client.target import target_of
 from propolis.engines.redis.engine import RedisEngine
 
@@ -15,14 +14,5 @@ from propolis.engines.redis.engine import RedisEngine
 @pytest_asyncio.fixture
 async def engine(valkey_url: str, prefix: str) -> AsyncIterator[RedisEngine]:
     handle = await RedisEngine(target_of(Address(valkey_url)), prefix=f"{prefix}:").open()
-    yield handle
-    await handle.close()
-
-
-@pytest_asyncio.fixture
-async def link(valkey_url: str) -> AsyncIterator[RedisLink]:
-    """As any other client of the server has one."""
-    handle = RedisLink(target_of(Address(valkey_url)))
-    await handle.open()
     yield handle
     await handle.close()
