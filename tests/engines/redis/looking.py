@@ -5,7 +5,6 @@ from __future__ import annotations
 from propolis.core.job import JobInfo, Lease
 from propolis.core.protocols import Engine, Filter
 from propolis.engines.redis.client.link import RedisLink
-from propolis.engines.redis.engine import RedisEngine
 from propolis.testing.engines.samples import HOLDER, SPAN
 
 COUNTERS = {"seq"}  # what is left when all jobs have gone
@@ -21,7 +20,7 @@ async def keys(link: RedisLink, prefix: str) -> set[str]:
     return {key.decode().removeprefix(f"{prefix}:") for key in found} - {"layout", "latest"}
 
 
-async def listed(engine: RedisEngine, where: Filter, limit: int) -> list[JobInfo]:
+async def listed(engine: Engine, where: Filter, limit: int) -> list[JobInfo]:
     found: list[JobInfo] = []
     after = None
     while True:

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 import pytest_asyncio
+from tests.engines.redis.looking import listed
 
 from propolis.core.job import Dead, Done, Outcome, Released, State
 from propolis.core.protocols import Filter
@@ -70,14 +71,7 @@ async def fill(engine: Redis) -> None:
 
 
 async def walked(engine: Redis, where: Filter, limit: int) -> list[str]:
-    found: list[str] = []
-    after = None
-    while True:
-        page = await engine.find(where, limit=limit, after=after)
-        assert len(page.jobs) <= limit
-        found += [info.id for info in page.jobs]
-        if (after := page.after) is None:
-            return found
+    return [info.id for info in await listed(engine, where, limit)]
 
 
 async def test_a_walk_finds_each_job_once(engine: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
