@@ -47,6 +47,7 @@ class SQLiteDesk:
     )
     runs = ("fence", "attempt", "started_us", "began")
     ends = ("run:until_us", "run:span_us")
+    delays = ("due_us", "place:due_us", "history")
     records = ("version", "at_us", "expires_us")
 
     def __init__(self, path: Path, clock: FakeClock) -> None:
@@ -54,9 +55,10 @@ class SQLiteDesk:
         self.engine: FULL = SQLiteEngine(path, clock=clock, synchronous="normal")
 
     async def spoil(self, job_id: str, column: str, value: object) -> None:
-        if column.startswith("run:"):
+        table, _, name = column.rpartition(":")
+        if table:
             await self._write(
-                f"UPDATE propolis_running SET {column[4:]} = ? "
+                f"UPDATE propolis_{'running' if table == 'run' else 'scheduled'} SET {name} = ? "
                 "WHERE seq = (SELECT seq FROM propolis_job WHERE id = ?)",
                 value,
                 job_id,
@@ -88,6 +90,7 @@ class PostgresDesk:
     )
     runs = ("began",)
     ends = ("run:until_us", "run:span_us")
+    delays = ("due_us", "put_us", "history")
     records = ("version", "at_us", "expires_us")
 
     def __init__(self, url: str, schema: str, clock: FakeClock) -> None:
@@ -165,6 +168,7 @@ class RedisDesk:
     )
     runs = ("fence", "started", "attempt")
     ends = ("lease:span",)
+    delays = ("due", "behind", "history")
     records = ("version", "at", "expires")
 
     def __init__(self, url: str, prefix: str, clock: FakeClock) -> None:
@@ -357,6 +361,27 @@ async def test_a_damaged_lease_moves_no_delay_and_keeps_no_other(
         assert after is not None
         assert abs(before.due_at - after.due_at - step) < timedelta(minutes=1)
         assert {f"{queue}-0", f"{queue}-2"} <= {lease.id for lease in await take(engine, queue)}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_delays_follow_the_clock_past_a_damaged_one(desk: Desk, clock: FakeClock, damage: str) -> None:
+    """L2: no sweep fails over it."""
+    engine, hour = desk.engine, timedelta(hours=1)
+    queues = {delay.replace(":", "-").replace("_", "-"): delay for delay in desk.delays}
+    for queue, delay in queues.items():
+        jobs = [a_job(id=f"{queue}-{n}", queue=queue, delay_ms=4 * 3600_000) for n in range(3)]
+        await engine.put(jobs)
+        await desk.spoil(f"{queue}-1", delay, DAMAGES[damage])
+    await engine.sweep(by="sweeper-1")
+    until = clock.now + 4 * hour
+    clock.set_back(hour)
+    for _ in range(3):
+        await engine.sweep(by="sweeper-1")
+
+    for job_id in [f"{queue}-{n}" for queue in queues for n in (0, 2)]:
+        info = await engine.get(job_id)
+        assert info is not None
+        assert abs(until - hour - info.due_at) < timedelta(minutes=1)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

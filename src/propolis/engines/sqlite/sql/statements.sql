@@ -374,11 +374,11 @@ UPDATE propolis_running SET until_us = :now_us + span_us
 SELECT queue, due_us, seq, epoch FROM propolis_scheduled WHERE epoch < :epoch AND epoch IS NOT NULL LIMIT :most;
 
 -- name: bring_forward
-UPDATE propolis_scheduled SET due_us = :new_us, epoch = :epoch
+UPDATE propolis_scheduled SET due_us = due_us - :by_us, epoch = :epoch
  WHERE queue = :queue AND due_us = :due_us AND seq = :seq;
 
 -- name: bring_job_forward
-UPDATE propolis_job SET due_us = :due_us WHERE seq = :seq;
+UPDATE propolis_job SET due_us = due_us - :by_us WHERE seq = :seq;
 
 -- name: lost_leases
 -- The order among those that end together is that of their fences.

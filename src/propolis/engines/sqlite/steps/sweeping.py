@@ -72,9 +72,9 @@ def follow_clock(work: Work, limit: int) -> bool:
     work.run("shorten_leases", now_us=work.now_us, seqs=text_of([seq for _, seq in leases]))
     delayed = work.run("delayed_before", epoch=epoch, most=limit).fetchall()
     for queue, due_us, seq, since in delayed:
-        new_us = due_us - sum(by_us for ended, by_us, *_ in steps if ended >= since)
-        work.run("bring_forward", queue=queue, due_us=due_us, seq=seq, new_us=new_us, epoch=epoch)
-        work.run("bring_job_forward", seq=seq, due_us=new_us)
+        all_us = sum(by_us for ended, by_us, *_ in steps if ended >= since)
+        work.run("bring_forward", queue=queue, due_us=due_us, seq=seq, by_us=all_us, epoch=epoch)
+        work.run("bring_job_forward", seq=seq, by_us=all_us)
     if limit in (len(leases), len(delayed)):
         until_us, seq = leases[-1] if leases else (until_us, seq)
         work.run("keep_followed", until_us=until_us, seq=seq)

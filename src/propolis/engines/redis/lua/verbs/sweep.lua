@@ -61,7 +61,7 @@ local function shift_job(queue, member)
     local j = load(scheduled_id(member), queue)
     local by = j and not j.s.exact and behind - (j.s.behind or 0) or 0
     if by > 0 then
-        j.s.due, j.s.behind = whole(math.max(now, tonumber(j.s.due) - by)), behind
+        j.s.due, j.s.behind = whole(math.max(now, tonumber(j.s.due or j.put) - by)), behind
         redis.call('ZADD', of_queue(queue, 'scheduled'), j.s.due, member)
         redis.call('ZADD', base .. 'timed', 'LT', j.s.due, queue)
         save(j)
