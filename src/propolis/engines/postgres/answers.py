@@ -17,7 +17,6 @@ from propolis.engines.postgres.client import Row, SchemaRefused, session_of
 from propolis.engines.shared.damaged import batch_as_opened, decoded
 from propolis.errors import BadSetting, BatchSealed, EngineUnavailable, PropolisError, QueueFull, UnknownBatch
 
-BROKEN_ROW = Error("BrokenRow", "its row held a number that no job can have")
 _error = msgspec.json.Decoder(Error)
 _progress = msgspec.json.Decoder(Progress)
 _history = msgspec.json.Decoder(list[tuple[int, str, int, int, str, Any]])
@@ -50,20 +49,23 @@ def leases_of(row: Mapping[str, Any], until: datetime, holder: str) -> list[Leas
     ]
 
 
-def claimed(rows: Sequence[Row], until: datetime, holder: str) -> tuple[list[Lease], list[Lease]]:
-    """The leases of an answer, and those of jobs to be shelved: when they were put cannot be read (L7)."""
+def claimed(rows: Sequence[Row], until: datetime, holder: str) -> tuple[list[Lease], list[str]]:
+    """The leases of an answer, and the ids of jobs to be shelved: when they were put cannot be read (L7)."""
     claims = [row for row in rows if row["ids"] is not None]
     try:
         return [lease for row in claims for lease in leases_of(row, until, holder)], []
     except (OverflowError, TypeError):
         pass
-    leases: tuple[list[Lease], list[Lease]] = [], []
+    leases, unreadable = [], []
     for row in claims:
         puts = [moment(us) for us in row["puts_us"]]
         mended = {**row, "puts_us": [to_us(at or EPOCH) for at in puts]}
         for lease, at in zip(leases_of(mended, until, holder), puts, strict=True):
-            leases[at is None].append(lease)
-    return leases
+            if at is None:
+                unreadable.append(lease.id)
+            else:
+                leases.append(lease)
+    return leases, unreadable
 
 
 def holders_of(leases: Sequence[Lease]) -> list[str]:

@@ -20,7 +20,7 @@ from propolis.core.batch import Batch, BatchStatus
 from propolis.core.clock import Clock, from_us, span_until, span_us, to_us
 from propolis.core.duration import Duration, duration
 from propolis.core.envelope import Envelope, is_plain
-from propolis.core.job import Broken, JobInfo, Lease, Member, Outcome, State
+from propolis.core.job import JobInfo, Lease, Member, Outcome, State
 from propolis.core.protocols import (
     COUNTED,
     EVERY_SCOPE,
@@ -42,7 +42,6 @@ from propolis.core.records import Read, ReadOptions, Swap, Swapped, check_read, 
 from propolis.core.transitions import RETENTION, Retention
 from propolis.engines.address import Address
 from propolis.engines.postgres.answers import (
-    BROKEN_ROW,
     batch_status,
     claimed,
     complaint_of,
@@ -446,8 +445,12 @@ class PostgresEngine(FromExchange, PostgresFeeds):
                     raise
 
     async def _shelve_unsound(self, ids: list[str], queues: list[str]) -> bool:
-        """Whether there were jobs over which an exchange, which changed nothing, has failed (L7)."""
-        shelved = await self._answer("shelve_unsound", self._at(), ids, queues, self._keeps[0])
+        """Whether there were jobs over which an exchange has failed (L7); what it did stands all the same."""
+        try:
+            shelved = await self._answer("shelve_unsound", self._at(), ids, queues, self._keeps[0])
+        except EngineError as error:
+            log.warning("jobs that may be damaged could not be shelved: %s", error)
+            return False
         if shelved:
             log.error("jobs that hold numbers which no job can have are broken: %s", ", ".join(shelved))
         return bool(shelved)
@@ -515,16 +518,8 @@ class PostgresEngine(FromExchange, PostgresFeeds):
         until = from_us(header["now_us"] + span_in_us)
         leases, unreadable = claimed(rows, until, holder)
         if unreadable:
-            await self._bury(unreadable)
+            await self._shelve_unsound(unreadable, [])
         return Exchange([settled[n - 1] for n in header["lost"] or ()], leases)
-
-    async def _bury(self, unreadable: list[Lease]) -> None:
-        """Whatever comes of it, what the exchange has settled and leased stands."""
-        log.error("jobs that were put at no time are broken: %s", ", ".join(lease.id for lease in unreadable))
-        try:
-            await self.settle([(lease, Broken(BROKEN_ROW)) for lease in unreadable])
-        except EngineError as error:
-            log.warning("they are leased once more, since that was not recorded: %s", error)
 
     async def renew(self, leases: Sequence[Lease], *, span: timedelta) -> list[Renewal]:
         rows = await self._write(
