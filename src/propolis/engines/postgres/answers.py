@@ -8,11 +8,12 @@ from itertools import count, repeat
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from propolis.core.batch import BatchStatus, batch_state
 from propolis.core.clock import EPOCH, from_us, moment, to_us
 from propolis.core.job import Error, Event, JobInfo, Lease, Progress, State
-from propolis.core.protocols import Counts, Durability, Renewal
+from propolis.core.protocols import Counts, Durability, Page, Renewal
 from propolis.engines.postgres.client import Row, SchemaRefused, session_of
 from propolis.engines.shared.damaged import batch_as_opened, decoded
 from propolis.errors import BadSetting, BatchSealed, EngineUnavailable, PropolisError, QueueFull, UnknownBatch
@@ -20,6 +21,20 @@ from propolis.errors import BadSetting, BatchSealed, EngineUnavailable, Propolis
 _error = msgspec.json.Decoder(Error)
 _progress = msgspec.json.Decoder(Progress)
 _history = msgspec.json.Decoder(list[tuple[int, str, int, int, str, Any]])
+_PLACES = 1 << 64  # cursors from here on are places: all others are numbers of puts
+
+
+class Place(Struct, array_like=True, frozen=True):
+    """From where a look goes on, as looking.sql has it."""
+
+    part: int
+    queue: str | None
+    after: int
+    base: int
+    since_us: int | None
+
+
+_place: msgspec.msgpack.Decoder[Place] = msgspec.msgpack.Decoder(Place)
 
 
 def leases_of(row: Mapping[str, Any], until: datetime, holder: str) -> list[Lease]:
@@ -136,6 +151,24 @@ def job_info(row: Row) -> JobInfo:
         log=tuple(row["log"] or ()),
         history=tuple(Event(moment(us) or EPOCH, *rest) for us, *rest in history),
     )
+
+
+def place_of(cursor: int | None) -> Place:
+    if cursor is None or cursor < _PLACES:
+        return Place(1, None, cursor or 0, 0, None)
+    packed = cursor - _PLACES
+    return _place.decode(packed.to_bytes((packed.bit_length() + 7) // 8)[1:])
+
+
+def page_of(rows: Sequence[Row]) -> Page:
+    """Cursors are whole numbers, which may have any length."""
+    jobs = [job_info(row) for row in rows if row["id"] is not None]
+    if rows[0]["after"] is None:
+        return Page(jobs, None)
+    place = Place(*(rows[0][name] for name in ("part", "from_queue", "after", "base", "since_us")))
+    if place == Place(1, None, place.after, 0, None):
+        return Page(jobs, place.after)
+    return Page(jobs, _PLACES + int.from_bytes(b"\1" + msgspec.msgpack.encode(place)))
 
 
 def batch_status(row: Row) -> BatchStatus:

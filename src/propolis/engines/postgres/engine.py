@@ -15,6 +15,8 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Self, TypeVar, Unpack
 
+from msgspec.structs import astuple
+
 from propolis.core import wire
 from propolis.core.batch import Batch, BatchStatus
 from propolis.core.clock import Clock, from_us, span_until, span_us, to_us
@@ -52,6 +54,8 @@ from propolis.engines.postgres.answers import (
     identity_of,
     job_info,
     named,
+    page_of,
+    place_of,
     refusal_of,
     renewal_of,
 )
@@ -584,27 +588,16 @@ class PostgresEngine(FromExchange, PostgresFeeds):
         return {row["queue"]: counts_of(row) for row in rows}
 
     async def get(self, job_id: str) -> JobInfo | None:
-        nothing_else = (None,) * 8
-        for row in await self._read("find", self._at(), job_id, *nothing_else):
+        for row in await self._read("get", job_id):
             return job_info(row)
         return None
 
     async def find(self, where: Filter, *, limit: int = 100, after: int | None = None) -> Page:
-        rows = await self._read(
-            "find",
-            self._at(),
-            None,
-            after or 0,
-            where.queue,
-            where.task,
-            where.batch,
-            where.state,
-            where.reason,
-            where.scheduled,
-            limit + 1,
-        )
-        page = rows[:limit]
-        return Page([job_info(row) for row in page], page[-1]["seq"] if page and len(rows) > limit else None)
+        if limit < 1:
+            return Page([], None)
+        filters = (where.queue, where.task, where.batch, where.state, where.reason, where.scheduled)
+        place = astuple(place_of(after))
+        return page_of(await self._read("find", self._at(), *place, *filters, limit, COUNTED))
 
     async def position(self, job_id: str) -> int | None:
         for row in await self._read("position", self._at(), job_id):

@@ -106,11 +106,21 @@ SELECT name, setting FROM pg_catalog.pg_settings
 SELECT queue, put, deleted, ready, scheduled, held, parked, running, done, dead, cancelled, more
   FROM propolis_f.counted($1, $2, $3, $4);
 
--- name: find
+-- name: get
 SELECT seq, put_us, due_us, expires_us, fence, started_us, rank, attempts, failures, crashes, queue, id, task, body,
        unique_key, limit_key, batch, member, error, progress, log, history, until_us, holder, cancel, state, ended_us,
        keep_us, reason, result, checkpoint, began, losses
-  FROM propolis_f.find($1, $2, $3, $4, $5, $6, $7, $8, $9, $10);
+  FROM propolis_f.get($1);
+
+-- name: find
+-- In each row where to go on.
+SELECT (f.place).part, (f.place).queue AS from_queue, (f.place).after, (f.place).base, (f.place).since_us, (f.j).seq,
+       (f.j).put_us, (f.j).due_us, (f.j).expires_us, (f.j).fence, (f.j).started_us, (f.j).rank, (f.j).attempts,
+       (f.j).failures, (f.j).crashes, (f.j).queue, (f.j).id, (f.j).task, (f.j).body, (f.j).unique_key,
+       (f.j).limit_key, (f.j).batch, (f.j).member, (f.j).error, (f.j).progress, (f.j).log, (f.j).history,
+       (f.j).until_us, (f.j).holder, (f.j).cancel, (f.j).state, (f.j).ended_us, (f.j).keep_us, (f.j).reason,
+       (f.j).result, (f.j).checkpoint, (f.j).began, (f.j).losses
+  FROM propolis_f.find($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14) AS f;
 
 -- name: position
 -- How many stand before a job that is ready and due, or would, once those that have become due join their lines.

@@ -1,12 +1,16 @@
 -- What operators see.
 
--- The queues that there are or were, after a name.
-CREATE FUNCTION queue_names(after text DEFAULT '', most integer DEFAULT NULL) RETURNS text[] LANGUAGE plpgsql AS $$
+-- The queues that there are or were, after a name.  Of the tally, which may have many rows of a queue, one of each is read.
+CREATE FUNCTION queue_names(after text, most integer) RETURNS text[] LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN ARRAY(
+        WITH RECURSIVE counted (queue, n) AS (
+            SELECT (SELECT t.queue FROM tally AS t WHERE t.queue > after ORDER BY t.queue LIMIT 1), 1 UNION ALL
+            SELECT (SELECT t.queue FROM tally AS t WHERE t.queue > c.queue ORDER BY t.queue LIMIT 1), c.n + 1
+              FROM counted AS c WHERE c.queue IS NOT NULL AND c.n < most)
         SELECT queue FROM (
             (SELECT queue FROM total WHERE queue > after ORDER BY queue LIMIT most) UNION
-            SELECT queue FROM tally WHERE queue > after) AS names
+            SELECT queue FROM counted WHERE queue IS NOT NULL) AS names
          ORDER BY queue LIMIT most);
 END $$;
 
@@ -63,8 +67,9 @@ BEGIN
          ORDER BY c.queue COLLATE "C";
 END $$;
 
--- These jobs, in the order of puts; the state of each says where it is, and whether it is parked.
-CREATE FUNCTION shown(these text[]) RETURNS SETOF job LANGUAGE plpgsql STABLE AS $$
+-- These jobs, in the order of puts; the state of each says where it is, and whether it is parked.  Those that are members of chunks
+-- are in these chunks; NULL: they are searched for.
+CREATE FUNCTION shown(these text[], in_chunks bigint[] DEFAULT NULL) RETURNS SETOF job LANGUAGE plpgsql STABLE AS $$
 DECLARE
     low text := (SELECT min(id COLLATE "C") FROM unnest(these) AS id);
     high text := (SELECT max(id COLLATE "C") FROM unnest(these) AS id);
@@ -103,82 +108,310 @@ BEGIN
         SELECT m.seq, m.seq, m.put_us, m.due_us, NULL, c.fence, c.started_us, m.rank, m.max_crashes, 1, 0, 0, c.queue,
                m.id, m.task, m.body, NULL, NULL, NULL, NULL, c.batch, m.member, NULL, NULL, NULL, NULL, NULL, NULL,
                NULL, c.until_us, c.holder, NULL, NULL, m.place, 'running', NULL, NULL, NULL, NULL
-          FROM chunk AS c, members_of(c) AS m WHERE c.last_id >= low AND c.first_id <= high AND m.id = ANY (these)
+          FROM chunk AS c, members_of(c) AS m
+         WHERE in_chunks IS NULL AND c.last_id >= low AND c.first_id <= high AND m.id = ANY (these)
+        UNION ALL
+        SELECT m.seq, m.seq, m.put_us, m.due_us, NULL, c.fence, c.started_us, m.rank, m.max_crashes, 1, 0, 0, c.queue,
+               m.id, m.task, m.body, NULL, NULL, NULL, NULL, c.batch, m.member, NULL, NULL, NULL, NULL, NULL, NULL,
+               NULL, c.until_us, c.holder, NULL, NULL, m.place, 'running', NULL, NULL, NULL, NULL
+          FROM chunk AS c, members_of(c) AS m WHERE c.number = ANY (in_chunks) AND m.id = ANY (these)
          ORDER BY seq;
 END $$;
 
--- One job, or those after a place in the order of puts for which everything that is given is true.  From each queue, state and
--- place not more than `most` are read, so that a page costs the same wherever it is; what is filtered out is walked over.
-CREATE FUNCTION find(
-    at bigint, of_id text, after bigint, of_queue text, of_task text, of_batch text, of_state text, of_reason text,
-    is_scheduled boolean, most integer
-) RETURNS SETOF job LANGUAGE plpgsql STABLE SET search_path FROM CURRENT
+-- One job, wherever it is.
+CREATE FUNCTION get(of_id text) RETURNS SETOF job LANGUAGE plpgsql STABLE SET search_path FROM CURRENT
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
-DECLARE
-    now_us bigint := moment(at);
-    waits boolean := coalesce(of_state = 'ready', true) AND of_reason IS NULL;
-    runs boolean := coalesce(of_state = 'running', true) AND of_reason IS NULL AND is_scheduled IS NOT TRUE;
-    queues text[] := CASE WHEN of_queue IS NULL AND of_id IS NULL THEN queue_names() ELSE ARRAY[of_queue] END;
-    ends text[] := CASE WHEN is_scheduled THEN '{}' WHEN of_state IS NULL THEN '{done,dead,cancelled}' ELSE ARRAY[of_state] END;
-    ids text[];
 BEGIN
-    IF of_id IS NOT NULL THEN
-        ids := ARRAY[of_id];
-    ELSIF of_batch IS NOT NULL THEN
-        ids := ARRAY(
-            SELECT j.id FROM (
-                SELECT w.id, w.seq FROM waiting() AS w
-                 WHERE waits AND w.batch = of_batch AND coalesce(w.queue = of_queue, true)
-                   AND coalesce(w.task = of_task, true) AND coalesce((w.due_us > now_us) = is_scheduled, true)
-                UNION ALL
-                SELECT r.id, r.seq FROM running AS r
-                 WHERE runs AND r.batch = of_batch AND coalesce(r.queue = of_queue, true) AND coalesce(r.task = of_task, true)
-                UNION ALL
-                SELECT m.id, m.seq FROM chunk AS c, members_of(c) AS m
-                 WHERE runs AND c.batch = of_batch AND coalesce(c.queue = of_queue, true) AND coalesce(m.task = of_task, true)
-                UNION ALL
-                SELECT a.id, a.seq FROM archive AS a
-                 WHERE a.batch = of_batch AND a.state = ANY (ends) AND coalesce(a.queue = of_queue, true)
-                   AND coalesce(a.task = of_task, true) AND (of_reason IS NULL OR a.reason = of_reason)) AS j
-             WHERE j.seq > after ORDER BY j.seq LIMIT most);
-    ELSE
-        ids := ARRAY(
-            SELECT found.id FROM (
-                SELECT j.id, j.seq FROM unnest(queues) AS q, LATERAL (
-                    SELECT r.id, r.seq FROM ready AS r
-                     WHERE r.queue = q AND r.seq > after AND coalesce(r.task = of_task, true)
-                       AND coalesce((r.due_us > now_us) = is_scheduled, true)
-                     ORDER BY r.seq LIMIT most) AS j WHERE waits
-                UNION ALL
-                SELECT j.id, j.seq FROM unnest(queues) AS q, LATERAL (
-                    SELECT s.id, s.seq FROM scheduled AS s
-                     WHERE s.queue = q AND s.seq > after AND coalesce(s.task = of_task, true)
-                       AND coalesce((s.due_us > now_us) = is_scheduled, true)
-                     ORDER BY s.seq LIMIT most) AS j WHERE waits
-                UNION ALL
-                SELECT j.id, j.seq FROM unnest(queues) AS q, LATERAL (
-                    SELECT h.id, h.seq FROM held AS h
-                     WHERE h.queue = q AND h.seq > after AND coalesce(h.task = of_task, true)
-                       AND coalesce((h.due_us > now_us) = is_scheduled, true)
-                     ORDER BY h.seq LIMIT most) AS j WHERE waits
-                UNION ALL
-                SELECT r.id, r.seq FROM running AS r
-                 WHERE runs AND r.queue = ANY (queues) AND r.seq > after AND coalesce(r.task = of_task, true)
-                UNION ALL
-                SELECT m.id, m.seq FROM chunk AS c, members_of(c) AS m
-                 WHERE runs AND c.queue = ANY (queues) AND m.seq > after AND coalesce(m.task = of_task, true)
-                UNION ALL
-                SELECT j.id, j.seq FROM unnest(queues) AS q, unnest(ends) AS e, LATERAL (
-                    SELECT a.id, a.seq FROM archive AS a
-                     WHERE a.queue = q AND a.state = e AND a.seq > after AND coalesce(a.task = of_task, true)
-                       AND (of_reason IS NULL OR a.reason = of_reason)
-                     ORDER BY a.seq LIMIT most) AS j) AS found
-             ORDER BY found.seq LIMIT most);
+    RETURN QUERY SELECT * FROM shown(ARRAY[of_id], ARRAY[chunk_of(of_id)]);
+END $$;
+
+-- --- jobs by what they are --------------------------------------------------------------------
+--
+-- A call reads at most as many rows as looks count (`most`), and says where to go on.
+--
+-- Jobs have numbers in the order of puts, and each place keeps those of a queue or a batch in that order.  So a bite is read of each
+-- place, and shown up to where the first of these bites ends.  Of many queues with many jobs, it is one queue after the other.
+--
+-- Members of chunks are in no order.  As long as not more than `most` are there, each call reads them all.  Else they come in a
+-- second part, in the order of their leases.  Whoever was in a chunk when the first part passed and was not when the second one
+-- did has left it for good: so a third part is the first again, of jobs that may have left a chunk since that began.
+
+CREATE TYPE wanted AS (
+    now_us    bigint,
+    queue     text COLLATE "C",
+    task      text COLLATE "C",
+    batch     text COLLATE "C",
+    reason    text,
+    scheduled boolean,
+    waits     boolean,  -- those that wait are wanted, and so on
+    runs      boolean,
+    chunks    boolean,
+    ends      text[],
+    since_us  bigint    -- not NULL: only those that may have left a chunk since then
+);
+
+CREATE TYPE bite AS (
+    ids    text[],
+    chunks bigint[],  -- in which some of them are
+    queue  text COLLATE "C",
+    seq    bigint     -- it goes on after this one (of this queue); NULL: that was all
+);
+
+CREATE FUNCTION fits_waiting(w wanted, queue text, task text, due_us bigint, fence bigint) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(queue = w.queue, true) AND coalesce(task = w.task, true)
+       AND coalesce((due_us > w.now_us) = w.scheduled, true) AND (w.since_us IS NULL OR fence IS NOT NULL)
+$$;
+
+CREATE FUNCTION fits_running(w wanted, queue text, task text, number bigint, history jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(queue = w.queue, true) AND coalesce(task = w.task, true)
+       AND (w.since_us IS NULL OR number & 1023 > 0 OR history IS NOT NULL)
+$$;
+
+CREATE FUNCTION fits_ended(w wanted, queue text, task text, reason text, ended_us bigint) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(queue = w.queue, true) AND coalesce(task = w.task, true) AND coalesce(reason = w.reason, w.reason IS NULL)
+       AND coalesce(ended_us >= w.since_us, true)
+$$;
+
+-- Of each place in these queues, or in a batch, what was put after a number: of the first `share` those that match, at most `enough`,
+-- and the last of the share (n = share), behind which there may be more.  (Rows of the archive are compared whole: if they were only
+-- in the order of puts, the server might walk over all others by its key.)
+CREATE FUNCTION looked_at(w wanted, names text[], after bigint, share bigint, enough integer)
+RETURNS TABLE (queue text, id text, seq bigint, fits boolean, n bigint, chunk bigint) LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN QUERY
+        SELECT q, j.id, j.seq, j.fits, j.n, NULL::bigint FROM unnest(names) AS q, LATERAL (
+            SELECT b.id, b.seq, b.fits, b.n FROM (
+                SELECT r.id, r.seq, row_number() OVER () AS n, fits_waiting(w, r.queue, r.task, r.due_us, r.fence) AS fits FROM (
+                    (SELECT k.seq, k.id, k.queue, k.task, k.due_us, k.fence FROM ready AS k
+                      WHERE w.batch IS NULL AND k.queue = q AND k.seq > after ORDER BY k.seq LIMIT share) UNION ALL
+                    (SELECT k.seq, k.id, k.queue, k.task, k.due_us, k.fence FROM ready AS k
+                      WHERE k.batch = w.batch AND k.seq > after ORDER BY k.seq LIMIT share)) AS r) AS b
+             WHERE b.fits OR b.n = share LIMIT enough) AS j WHERE w.waits
+        UNION ALL
+        SELECT q, j.id, j.seq, j.fits, j.n, NULL::bigint FROM unnest(names) AS q, LATERAL (
+            SELECT b.id, b.seq, b.fits, b.n FROM (
+                SELECT r.id, r.seq, row_number() OVER () AS n, fits_waiting(w, r.queue, r.task, r.due_us, r.fence) AS fits FROM (
+                    (SELECT k.seq, k.id, k.queue, k.task, k.due_us, k.fence FROM scheduled AS k
+                      WHERE w.batch IS NULL AND k.queue = q AND k.seq > after ORDER BY k.seq LIMIT share) UNION ALL
+                    (SELECT k.seq, k.id, k.queue, k.task, k.due_us, k.fence FROM scheduled AS k
+                      WHERE k.batch = w.batch AND k.seq > after ORDER BY k.seq LIMIT share)) AS r) AS b
+             WHERE b.fits OR b.n = share LIMIT enough) AS j WHERE w.waits
+        UNION ALL
+        SELECT q, j.id, j.seq, j.fits, j.n, NULL::bigint FROM unnest(names) AS q, LATERAL (
+            SELECT b.id, b.seq, b.fits, b.n FROM (
+                SELECT r.id, r.seq, row_number() OVER () AS n, fits_waiting(w, r.queue, r.task, r.due_us, r.fence) AS fits FROM (
+                    (SELECT k.seq, k.id, k.queue, k.task, k.due_us, k.fence FROM held AS k
+                      WHERE w.batch IS NULL AND k.queue = q AND k.seq > after ORDER BY k.seq LIMIT share) UNION ALL
+                    (SELECT k.seq, k.id, k.queue, k.task, k.due_us, k.fence FROM held AS k
+                      WHERE k.batch = w.batch AND k.seq > after ORDER BY k.seq LIMIT share)) AS r) AS b
+             WHERE b.fits OR b.n = share LIMIT enough) AS j WHERE w.waits
+        UNION ALL
+        SELECT q, j.id, j.seq, j.fits, j.n, NULL FROM unnest(names) AS q, LATERAL (
+            SELECT b.id, b.seq, b.fits, b.n FROM (
+                SELECT r.id, r.seq, row_number() OVER () AS n, fits_running(w, r.queue, r.task, r.number, r.history) AS fits FROM (
+                    (SELECT k.seq, k.id, k.queue, k.task, k.number, k.history FROM running AS k
+                      WHERE w.batch IS NULL AND k.queue = q AND k.seq > after ORDER BY k.seq LIMIT share) UNION ALL
+                    (SELECT k.seq, k.id, k.queue, k.task, k.number, k.history FROM running AS k
+                      WHERE k.batch = w.batch AND k.seq > after ORDER BY k.seq LIMIT share)) AS r) AS b
+             WHERE b.fits OR b.n = share LIMIT enough) AS j WHERE w.runs
+        UNION ALL
+        SELECT c.queue, m.id, m.seq, true, 0, c.number
+          FROM chunk AS c, unnest(c.ids, c.seqs, c.tasks) WITH ORDINALITY AS m (id, seq, task, n)
+         WHERE w.chunks AND CASE WHEN w.batch IS NULL THEN c.queue = ANY (names) ELSE c.batch = w.batch AND coalesce(c.queue = w.queue, true) END
+           AND m.seq > after AND coalesce(m.task = w.task, true) AND (c.gone IS NULL OR get_bit(c.gone, m.n::integer - 1) = 0)
+        UNION ALL
+        SELECT q, j.id, j.seq, j.fits, j.n, NULL FROM unnest(names) AS q, unnest(w.ends) AS e, LATERAL (
+            SELECT b.id, b.seq, b.fits, b.n FROM (
+                SELECT r.id, r.seq, row_number() OVER () AS n, fits_ended(w, r.queue, r.task, r.reason, r.ended_us) AS fits FROM (
+                    SELECT k.seq, k.id, k.queue, k.task, k.reason, k.ended_us FROM archive AS k
+                     WHERE (k.queue, k.state, k.seq) > (q, e, after) AND (k.queue, k.state) <= (q, e)
+                     ORDER BY k.queue, k.state, k.seq LIMIT share) AS r) AS b
+             WHERE b.fits OR b.n = share LIMIT enough) AS j WHERE w.batch IS NULL
+        UNION ALL
+        (SELECT '', b.id, b.seq, b.fits, b.n, NULL FROM (
+            SELECT r.id, r.seq, row_number() OVER () AS n,
+                   r.state = ANY (w.ends) AND fits_ended(w, r.queue, r.task, r.reason, r.ended_us) AS fits FROM (
+                SELECT k.seq, k.id, k.queue, k.task, k.reason, k.ended_us, k.state FROM archive AS k
+                 WHERE (k.batch, k.seq) > (w.batch, after) AND k.batch <= w.batch
+                 ORDER BY k.batch, k.seq LIMIT share) AS r) AS b
+         WHERE b.fits OR b.n = share LIMIT enough);
+END $$;
+
+-- A bite of these queues, or of a batch: in the order of puts, or queue by queue.
+CREATE FUNCTION bite_of(w wanted, names text[], by_queue boolean, after bigint, share bigint, room integer) RETURNS bite
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    b bite;
+    queues text[];
+    seqs bigint[];
+BEGIN
+    WITH looked AS MATERIALIZED (
+        SELECT (CASE WHEN by_queue THEN l.queue ELSE '' END) COLLATE "C" AS queue, l.seq, l.id, l.chunk, l.fits, l.n = share AS last
+          FROM looked_at(w, names, after, share, room + 1) AS l),
+    until AS (SELECT queue, seq FROM looked WHERE last ORDER BY queue, seq LIMIT 1),
+    page AS (
+        SELECT l.queue, l.seq, l.id, l.chunk FROM looked AS l LEFT JOIN until AS u ON true
+         WHERE l.fits AND (u.seq IS NULL OR (l.queue, l.seq) <= (u.queue, u.seq)) ORDER BY l.queue, l.seq LIMIT room + 1)
+    SELECT array_agg(p.id ORDER BY p.queue, p.seq), array_agg(p.queue ORDER BY p.queue, p.seq), array_agg(p.seq ORDER BY p.queue, p.seq),
+           array_agg(p.chunk) FILTER (WHERE p.chunk IS NOT NULL), (SELECT u.queue FROM until AS u), (SELECT u.seq FROM until AS u)
+      INTO b.ids, queues, seqs, b.chunks, b.queue, b.seq FROM page AS p;
+    IF cardinality(b.ids) > room THEN
+        b.ids := b.ids[1:room];
+        b.queue := queues[room];
+        b.seq := seqs[room];
     END IF;
-    RETURN QUERY SELECT j.seq, j.pos, j.put_us, j.due_us, j.expires_us, j.fence, j.started_us, j.rank, j.max_crashes,
-                       j.attempts, j.failures, j.crashes, j.queue, j.id, j.task, j.body, j.chosen, j.unique_key,
-                       j.unique_until, j.limit_key, j.batch, j.member, j.stepped, j.error, j.progress, j.log, j.history,
-                       j.checkpoint, j.losses, j.until_us, j.holder, j.cancel, j.began, j.number, j.state, j.ended_us, j.keep_us, j.reason,
-                       j.result
-                   FROM shown(ids) AS j;
+    RETURN b;
+END $$;
+
+-- A bite of the members of chunks, in the order of their leases, after one of those.
+CREATE FUNCTION bite_of_chunks(w wanted, after bigint, most integer, room integer) RETURNS bite LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    b bite;
+    c record;
+    looked integer := 0;
+    found text[];
+    places bigint[];
+BEGIN
+    b.ids := '{}';
+    b.chunks := '{}';
+    FOR c IN SELECT k.number, k.ids, k.seqs, k.tasks, k.gone, cardinality(k.ids) AS n,
+                    coalesce(k.queue = w.queue, true) AND coalesce(k.batch = w.batch, w.batch IS NULL) AS fits
+               FROM chunk AS k WHERE k.number >= after & -1024 ORDER BY k.number LOOP
+        IF looked >= most OR cardinality(b.ids) >= room THEN
+            b.seq := coalesce(b.seq, c.number - 1);
+            RETURN b;
+        END IF;
+        looked := looked + c.n;
+        CONTINUE WHEN NOT c.fits;
+        SELECT array_agg(m.id ORDER BY m.n), array_agg(c.number + m.n ORDER BY m.n) INTO found, places
+          FROM unnest(c.ids, c.tasks) WITH ORDINALITY AS m (id, task, n)
+         WHERE c.number + m.n > after AND coalesce(m.task = w.task, true) AND (c.gone IS NULL OR get_bit(c.gone, m.n::integer - 1) = 0);
+        IF cardinality(b.ids) + cardinality(found) > room THEN
+            b.seq := places[room - cardinality(b.ids)];
+        END IF;
+        b.chunks := b.chunks || c.number;
+        b.ids := (b.ids || found)[1:room];
+        EXIT WHEN b.seq IS NOT NULL;
+    END LOOP;
+    RETURN b;
+END $$;
+
+-- Where to go on, once more with each job of the page; NULL: that was all.
+CREATE TYPE page AS (
+    part     integer,  -- 1: those that have places in the order of puts; 2: members of chunks; 3: the first once more
+    queue    text COLLATE "C",  -- NULL: all in the order of puts
+    after    bigint,
+    base     bigint,   -- in all queues after this one
+    since_us bigint,   -- since when members of chunks are left out; NULL: none were
+    ids      text[],
+    chunks   bigint[]
+);
+
+-- Queue by queue: the rest of the one in which the page before has ended, then others, of each less the more there are.
+CREATE FUNCTION queue_by_queue(w wanted, from_queue text, after bigint, base bigint, most integer, room integer) RETURNS bite
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    b bite;
+    more bite;
+    several integer := greatest(1, most / 100);
+    names text[] := queue_names(from_queue, 10 * several);
+    group_of text[];
+BEGIN
+    IF from_queue <> '' THEN
+        b := bite_of(w, ARRAY[from_queue], true, after, most, room);
+    END IF;
+    FOR i IN 1..cardinality(names) BY several LOOP
+        EXIT WHEN b.seq IS NOT NULL;
+        group_of := names[i:i + several - 1];
+        IF cardinality(b.ids) >= room THEN
+            b.queue := names[i - 1];
+            b.queue := coalesce(b.queue, from_queue);
+            b.seq := 9223372036854775807;
+            RETURN b;
+        END IF;
+        more := bite_of(w, group_of, true, base, most / several, room - coalesce(cardinality(b.ids), 0));
+        b := (b.ids || more.ids, b.chunks || more.chunks, more.queue, more.seq)::bite;
+    END LOOP;
+    IF b.seq IS NULL AND cardinality(names) = 10 * several THEN
+        b.queue := names[10 * several];
+        b.seq := 9223372036854775807;
+    END IF;
+    RETURN b;
+END $$;
+
+-- A page of jobs for which everything that is given is true, at most `room`, from that place on.
+CREATE FUNCTION find_page(
+    at bigint, from_part integer, from_queue text, from_after bigint, from_base bigint, from_since bigint, of_queue text, of_task text,
+    of_batch text, of_state text, of_reason text, is_scheduled boolean, room integer, most integer
+) RETURNS page LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    p page := (from_part, from_queue, from_after, from_base, from_since, NULL, NULL);
+    w wanted;
+    b bite;
+    names text[];
+    few integer := 32;
+BEGIN
+    w.now_us := moment(at);
+    w.queue := of_queue;
+    w.task := of_task;
+    w.batch := of_batch;
+    w.reason := of_reason;
+    w.scheduled := is_scheduled;
+    w.waits := coalesce(of_state = 'ready', true) AND of_reason IS NULL;
+    w.runs := coalesce(of_state = 'running', true) AND of_reason IS NULL AND is_scheduled IS NOT TRUE;
+    w.ends := CASE WHEN is_scheduled THEN '{}' WHEN of_state IS NULL THEN '{done,dead,cancelled}' ELSE ARRAY[of_state] END;
+    IF p.part = 2 THEN
+        b := bite_of_chunks(w, p.after, most, room);
+    ELSE
+        w.chunks := w.runs AND p.part = 1
+            AND coalesce((SELECT sum(c.members) FROM (SELECT members FROM chunk ORDER BY number LIMIT most + 1) AS c), 0) <= most;
+        IF w.runs AND NOT w.chunks THEN
+            p.since_us := coalesce(p.since_us, w.now_us);
+        END IF;
+        IF p.part = 3 THEN
+            w.since_us := p.since_us;
+        END IF;
+        IF p.queue IS NULL AND of_queue IS NULL AND of_batch IS NULL THEN
+            names := queue_names('', 10 * greatest(1, most / 100) + 1);
+            IF cardinality(names) > 10 * greatest(1, most / 100) THEN
+                p.queue := '';
+                p.base := p.after;
+            END IF;
+        ELSE
+            names := ARRAY[coalesce(of_queue, '')];
+        END IF;
+        IF p.queue IS NULL THEN
+            b := bite_of(w, names, false, p.after, most / greatest(1, cardinality(names)), room);
+            IF b.seq IS NOT NULL AND coalesce(cardinality(b.ids), 0) < room AND cardinality(names) > few THEN
+                p.queue := '';
+                p.base := p.after;
+            END IF;
+        END IF;
+        IF p.queue IS NOT NULL THEN
+            b := queue_by_queue(w, p.queue, p.after, p.base, most, room);
+            p.queue := b.queue;
+        END IF;
+    END IF;
+    p.ids := b.ids;
+    p.chunks := coalesce(b.chunks, '{}');
+    p.after := b.seq;
+    IF p.after IS NULL AND p.since_us IS NOT NULL AND p.part < 3 THEN
+        p.part := p.part + 1;
+        p.queue := NULL;
+        p.after := 0;
+        p.base := 0;
+    END IF;
+    RETURN p;
+END $$;
+
+-- The jobs of a page, and where to go on, in each row; if there are none, that alone.
+CREATE FUNCTION find(
+    at bigint, from_part integer, from_queue text, from_after bigint, from_base bigint, from_since bigint, of_queue text, of_task text,
+    of_batch text, of_state text, of_reason text, is_scheduled boolean, room integer, most integer
+) RETURNS TABLE (place page, j job) LANGUAGE plpgsql STABLE SET search_path FROM CURRENT
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    place := find_page(at, from_part, from_queue, from_after, from_base, from_since, of_queue, of_task, of_batch, of_state, of_reason,
+                       is_scheduled, room, most);
+    RETURN QUERY SELECT place, s FROM (SELECT) AS one LEFT JOIN shown(place.ids, place.chunks) AS s ON true;
 END $$;

@@ -87,7 +87,7 @@ CREATE INDEX running_member ON running (batch, member) WHERE batch IS NOT NULL;
 CREATE INDEX running_key ON running (limit_key) WHERE limit_key IS NOT NULL;
 CREATE INDEX running_until ON running (until_us);
 CREATE INDEX running_task ON running (task);
-CREATE INDEX running_queue ON running (queue);
+CREATE INDEX running_seq ON running (queue, seq);
 
 -- What one claim took of one queue, as one row instead of many: plain jobs in their first run, of one batch or of none.
 --
