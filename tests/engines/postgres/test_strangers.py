@@ -566,3 +566,54 @@ async def test_sweeps_go_on_beside_a_sweeper_that_stands_still(
     assert (swept.promoted, swept.expired) == (1, 1)
     assert swept.again_in is not None
     await connection.execute("ROLLBACK")
+
+
+async def next_place(connection: asyncpg.Connection, schema: str, place: int) -> None:
+    await connection.execute(f"""SELECT setval('"{schema}".back', {place - 1})""")
+
+
+async def test_whoever_puts_adds_the_tally_up_in_turn(
+    engine: PostgresEngine, connection: asyncpg.Connection, schema: str
+) -> None:
+    """L5: about once for a thousand jobs, where nobody sweeps."""
+    rows = []
+    await next_place(connection, schema, 1023)
+    for job in (a_job(), a_job(), a_job()):
+        await engine.put([job])
+        rows.append(await connection.fetchval(f'SELECT count(*) FROM "{schema}".tally'))
+    await next_place(connection, schema, 2046)
+    await engine.put([a_job(queue=queue) for queue in ("a", "b", "c")])
+
+    assert rows == [1, 0, 1]
+    assert await connection.fetchval(f'SELECT count(*) FROM "{schema}".tally') == 0
+    assert {queue: counts.put for queue, counts in (await engine.queues()).items()} == {
+        "default": 3,
+        "a": 1,
+        "b": 1,
+        "c": 1,
+    }
+
+
+async def test_a_callers_transaction_adds_nothing_up(
+    engine: PostgresEngine, stranger: asyncpg.Connection, schema: str
+) -> None:
+    """L6: it would hold the counts of the queue for as long as it is open."""
+    await next_place(stranger, schema, 1024)
+    await engine.put_in(stranger, [a_job()])
+
+    assert await stranger.fetchval(f'SELECT count(*) FROM "{schema}".tally') == 1
+
+
+async def test_a_put_in_whose_turn_counts_are_held_succeeds(
+    engine: PostgresEngine, stranger: asyncpg.Connection, schema: str
+) -> None:
+    """L6: the next one adds them up."""
+    await next_place(stranger, schema, 1023)
+    await engine.put([a_job()])
+    await engine.sweep()
+    await stranger.execute(f'SELECT FROM "{schema}".total FOR UPDATE')
+
+    [receipt] = await engine.put([a_job()])
+
+    assert receipt.created
+    assert await stranger.fetchval(f'SELECT count(*) FROM "{schema}".tally') == 1

@@ -118,12 +118,13 @@ class PostgresMeter:
         link = self._engine._link
         link.write = link.read = self._counted  # type: ignore[method-assign]
 
-    async def leave_uncounted(self, queue: str, calls: int) -> None:
-        """As so many calls do between two sweeps."""
-        rows = "SELECT $1, 0, 0 FROM generate_series(1, $2)"
-        await self._watch.execute(
-            f"INSERT INTO {self._schema}.tally (queue, put, deleted) {rows}", queue, calls
-        )
+    async def put_one_by_one(self, queue: str, calls: int) -> None:
+        """So many jobs, each in a call of its own, while nobody sweeps."""
+        put = f"{self._engine.function_set}.put_one"
+        call = f"{put}(NULL, id::text, 'tests.echo', $1, 0::smallint, 3::smallint, '', NULL)"
+        ids = "SELECT gen_random_uuid() AS id FROM generate_series(1, $2)"
+        await self._watch.execute(f"SELECT {call} FROM ({ids}) AS each", queue, calls)
+        await self._watch.execute(f"VACUUM {self._schema}.tally")
 
     async def read(self) -> float:
         return self._work

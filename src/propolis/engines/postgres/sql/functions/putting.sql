@@ -489,6 +489,7 @@ BEGIN
     IF new_batch IS NOT NULL AND seal_it THEN
         PERFORM seal_batch(t, new_batch->>'id');
     END IF;
+    PERFORM add_up_in_turn(cardinality(ids));
 END $$;
 
 -- Put one plain job: what put() does, without its sets, in two thirds of the time.  Says whether it was created.
@@ -533,6 +534,9 @@ BEGIN
     INSERT INTO tally (queue, put, deleted) VALUES (of_queue, 1, 0);
     IF capped THEN
         PERFORM check_room(ARRAY[of_queue]);
+    END IF;
+    IF place % 1024 = 0 THEN
+        PERFORM add_up_in_turn(1);
     END IF;
     RETURN true;
 END $$;

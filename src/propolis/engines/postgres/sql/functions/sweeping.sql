@@ -358,7 +358,7 @@ BEGIN
     RETURN CASE WHEN old = '{}' THEN 0 ELSE cardinality(forget(old)) END;
 END $$;
 
--- Add the tally up: where there is nothing in it, nothing is written.  Whoever else is at it is left alone.
+-- Add a bite of the tally up: where there is nothing in it, nothing is written.  Whoever else is at it is left alone.
 CREATE FUNCTION add_up() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT EXISTS (SELECT FROM tally) THEN
@@ -375,6 +375,24 @@ BEGIN
     SELECT queue, sum(put), sum(deleted), sum(kept), sum(dead) FROM gone GROUP BY queue ORDER BY queue
     ON CONFLICT (queue) DO UPDATE SET put = t.put + excluded.put, deleted = t.deleted + excluded.deleted,
                                       kept = t.kept + excluded.kept, dead = t.dead + excluded.dead;
+END $$;
+
+-- The same, about once for a thousand jobs that are put, so that there are no more rows than that where nobody sweeps: in the call
+-- that has drawn a place which can be divided by 1,024, or may have, for `n` jobs; some draw two places, and a batch one.  It comes
+-- last, waits for nobody, and fails alone.  In the transaction of a caller's, which may stay open, it would hold what sweeps want.
+CREATE FUNCTION add_up_in_turn(n integer) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF n = 0 OR in_callers_transaction() THEN
+        RETURN;
+    ELSIF currval('back') % 1024 > 2 * n THEN
+        RETURN;
+    END IF;
+    BEGIN
+        PERFORM hurry();
+        PERFORM add_up();
+    EXCEPTION WHEN OTHERS THEN
+        PERFORM part_failed('add up', sqlerrm);
+    END;
 END $$;
 
 -- Notify those who wait for them; part of a sweep.
