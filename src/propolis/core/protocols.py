@@ -400,7 +400,10 @@ class Inspects(Protocol):
         ...
 
     async def position(self, job_id: str) -> int | None:
-        """How many jobs of its queue would be leased before this one; None if it is not ready and due."""
+        """How many jobs of its queue would be leased before this one; None if it is not ready and due.
+
+        An engine may count no further than `COUNTED`.
+        """
         ...
 
 

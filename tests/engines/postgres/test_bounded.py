@@ -361,6 +361,39 @@ async def test_counts_stop_at_a_bite_and_say_so(desk: Desk, monkeypatch: pytest.
     assert await desk.engine.queues() == {"q": Counts(ready=20, scheduled=50, put=100, more=True)}
 
 
+async def test_a_place_in_line_is_counted_up_to_a_bite(
+    desk: Desk, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L5: of those that stand there, and of those that have become due and do not yet."""
+    monkeypatch.setattr("propolis.engines.postgres.engine.COUNTED", 50)
+    await desk.engine.put(jobs := [a_job() for _ in range(60)])
+    await desk.engine.put([late := a_job(delay_ms=1000), later := a_job(delay_ms=2000)])
+    clock.advance("2s")
+
+    places = [await desk.engine.position(job.id) for job in (jobs[0], jobs[49], jobs[55], late)]
+    await desk.engine.cancel([job.id for job in jobs[10:]])
+
+    assert places == [0, 49, 50, 50]
+    assert [await desk.engine.position(job.id) for job in (late, later)] == [10, 11]
+
+
+async def test_members_of_a_batch_are_told_apart_up_to_a_bite(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L5: the others count as enqueued."""
+    members = [a_job(batch="b", member=n, key=f"k{n}") for n in range(60)]
+    await desk.engine.put_batch(Batch(id="b"), members)
+    await desk.engine.lease({"default": 40}, span=SPAN, holder=HOLDER)
+    exact = await desk.engine.batch("b")
+    monkeypatch.setattr("propolis.engines.postgres.engine.COUNTED", 30)
+    about = await desk.engine.batch("b")
+
+    assert exact is not None
+    assert about is not None
+    assert (exact.enqueued, exact.running, exact.total) == (20, 40, 60)
+    assert (about.enqueued, about.running, about.total) == (30, 30, 60)
+
+
 async def test_a_bounded_dead_shelf_is_not_counted(desk: Desk) -> None:
     """L5.8."""
 

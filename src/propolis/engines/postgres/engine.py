@@ -600,9 +600,9 @@ class PostgresEngine(FromExchange, PostgresFeeds):
         return page_of(await self._read("find", self._at(), *place, *filters, limit, COUNTED))
 
     async def position(self, job_id: str) -> int | None:
-        for row in await self._read("position", self._at(), job_id):
-            return int(row[0])
-        return None
+        """At most `COUNTED`."""
+        [(before,)] = await self._read("position", self._at(), job_id, COUNTED)
+        return None if before is None else int(before)
 
     async def cancel(self, job_ids: Sequence[str]) -> list[bool]:
         return flags_of(job_ids, await self._write("cancel", self._at(), list(job_ids), *self._keeps))
@@ -631,12 +631,13 @@ class PostgresEngine(FromExchange, PostgresFeeds):
         return [Rule(RuleKind(kind), Scope(scope), name, n) for kind, scope, name, n in rows]
 
     async def batch(self, batch: str) -> BatchStatus | None:
-        for row in await self._read("batches", batch, None, 1):
+        for row in await self._read("batches", batch, None, 1, COUNTED):
             return batch_status(row)
         return None
 
     async def batches(self, *, limit: int = 100, after: str | None = None) -> list[BatchStatus]:
-        return [batch_status(row) for row in await self._read("batches", None, after, limit)]
+        rows = await self._read("batches", None, after, limit, COUNTED)
+        return [batch_status(row) for row in rows]
 
     async def members(self, batch: str, *, limit: int = 1000, after: int | None = None) -> list[Member]:
         return [

@@ -123,16 +123,7 @@ SELECT (f.place).part, (f.place).queue AS from_queue, (f.place).after, (f.place)
   FROM propolis_f.find($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14) AS f;
 
 -- name: position
--- How many stand before a job that is ready and due, or would, once those that have become due join their lines.
-SELECT (SELECT count(*) FROM (SELECT queue, rank, pos FROM propolis.ready UNION ALL
-                              SELECT queue, rank, pos FROM propolis.held WHERE hold_scope <> 'parked') AS r
-         WHERE r.queue = j.queue AND (r.rank < j.rank OR (r.rank = j.rank AND (j.coming OR r.pos < j.pos))))
-     + (SELECT count(*) FROM propolis.scheduled s
-         WHERE s.queue = j.queue AND s.due_us <= propolis_f.moment($1)
-           AND (s.rank < j.rank OR (s.rank = j.rank AND j.coming AND (s.due_us, s.seq) < (j.due_us, j.seq))))
-  FROM (SELECT false AS coming, queue, rank, pos, due_us, seq FROM propolis.ready WHERE id = $2 UNION ALL
-        SELECT false, queue, rank, pos, due_us, seq FROM propolis.held WHERE id = $2 AND hold_scope <> 'parked' UNION ALL
-        SELECT true, queue, rank, pos, due_us, seq FROM propolis.scheduled WHERE id = $2 AND due_us <= propolis_f.moment($1)) AS j;
+SELECT propolis_f.position_of($1, $2, $3);
 
 -- name: cancel
 SELECT propolis_f.cancel($1, $2, $3, $4);
@@ -161,7 +152,7 @@ SELECT propolis_f.remove_rule($1, $2, $3);
 
 -- name: batches
 SELECT id, body, sealed, live, done, dead, cancelled, created_us, finished_us, keep_us, parent, enqueued, retrying, running
-  FROM propolis_f.batches($1, $2, $3);
+  FROM propolis_f.batches($1, $2, $3, $4);
 
 -- name: members
 SELECT member, id, state, result, reason FROM propolis_f.members($1, coalesce($2::integer, -1), $3);

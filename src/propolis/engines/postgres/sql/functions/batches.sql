@@ -258,26 +258,49 @@ BEGIN
     RETURN true;
 END $$;
 
--- One batch, or those after an id, with how far their live members are.
-CREATE FUNCTION batches(of_id text, after text, most integer)
+-- One batch, or those after an id, with how far their live members are.  Only among `counted` live members at a place, and
+-- `counted` chunks, are those that run, or have run before, told from the rest.
+CREATE FUNCTION batches(of_id text, after text, most integer, counted integer)
 RETURNS TABLE (id text, body text, sealed boolean, live integer, done integer, dead integer, cancelled integer, created_us bigint,
                finished_us bigint, keep_us bigint, parent text, enqueued bigint, retrying bigint, running bigint)
-LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
-    SELECT b.id, b.body, b.sealed, b.live + t.joined - t.n, b.done + t.n, b.dead, b.cancelled, b.created_us, b.finished_us, b.keep_us, b.parent,
-           m.enqueued, m.retrying, m.running + (
-               SELECT coalesce(sum(c.members), 0)::bigint FROM chunk AS c WHERE c.batch = b.id AND c.born = b.born) + (
-               SELECT count(*) FROM batch AS n WHERE n.parent = b.id AND n.born > b.born AND n.finished_us IS NULL)
-      FROM batch AS b, LATERAL (
-           SELECT coalesce(sum(y.n), 0)::integer AS n, coalesce(sum(y.joined), 0)::integer AS joined
-             FROM batch_tally AS y WHERE y.batch = b.id) AS t, LATERAL (
-           SELECT count(*) FILTER (WHERE NOT l.running AND greatest(l.failures, l.crashes, l.losses) = 0) AS enqueued,
-                  count(*) FILTER (WHERE NOT l.running AND greatest(l.failures, l.crashes, l.losses) > 0) AS retrying,
-                  count(*) FILTER (WHERE l.running) AS running
-             FROM live() AS l WHERE l.batch = b.id AND l.seq > b.born AND l.stepped IS NOT TRUE) AS m
-     WHERE (of_id IS NULL OR b.id = of_id) AND (after IS NULL OR b.id > after)
-     ORDER BY b.id
-     LIMIT most
-$$;
+LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+BEGIN
+    RETURN QUERY
+        WITH page AS MATERIALIZED (
+            SELECT b.id, b.born, b.body, b.sealed, b.live + t.joined - t.n AS live, b.done + t.n AS done, b.dead, b.cancelled,
+                   b.created_us, b.finished_us, b.keep_us, b.parent
+              FROM ((SELECT k.id, k.born, k.body, k.sealed, k.live, k.done, k.dead, k.cancelled, k.created_us, k.finished_us,
+                            k.keep_us, k.parent
+                       FROM batch AS k WHERE k.id = of_id) UNION ALL
+                    (SELECT k.id, k.born, k.body, k.sealed, k.live, k.done, k.dead, k.cancelled, k.created_us, k.finished_us,
+                            k.keep_us, k.parent
+                       FROM batch AS k WHERE of_id IS NULL AND k.id > coalesce(after, '') ORDER BY k.id LIMIT most)) AS b, LATERAL (
+                   SELECT coalesce(sum(y.n), 0)::integer AS n, coalesce(sum(y.joined), 0)::integer AS joined
+                     FROM batch_tally AS y WHERE y.batch = b.id) AS t),
+        in_chunks AS MATERIALIZED (
+            SELECT c.batch, c.born, sum(c.members) AS n
+              FROM (SELECT k.batch, k.born, k.members FROM chunk AS k ORDER BY k.number LIMIT counted) AS c
+             WHERE c.batch IN (SELECT p.id FROM page AS p) GROUP BY 1, 2)
+        SELECT p.id, p.body, p.sealed, p.live, p.done, p.dead, p.cancelled, p.created_us, p.finished_us, p.keep_us, p.parent,
+               greatest(0, p.live - w.n - r.n)::bigint, w.n, r.n
+          FROM page AS p, LATERAL (
+               SELECT count(*) AS n FROM (
+                   (SELECT j.failures, j.crashes, j.losses FROM ready AS j
+                     WHERE j.batch = p.id AND j.seq > p.born AND j.stepped IS NOT TRUE ORDER BY j.seq LIMIT counted) UNION ALL
+                   (SELECT j.failures, j.crashes, j.losses FROM scheduled AS j
+                     WHERE j.batch = p.id AND j.seq > p.born AND j.stepped IS NOT TRUE ORDER BY j.seq LIMIT counted) UNION ALL
+                   (SELECT j.failures, j.crashes, j.losses FROM held AS j
+                     WHERE j.batch = p.id AND j.seq > p.born AND j.stepped IS NOT TRUE ORDER BY j.seq LIMIT counted)) AS few
+                WHERE greatest(few.failures, few.crashes, few.losses) > 0) AS w, LATERAL (
+               SELECT (SELECT count(*) FROM (
+                           SELECT FROM running AS j
+                            WHERE j.batch = p.id AND j.seq > p.born AND j.stepped IS NOT TRUE ORDER BY j.seq LIMIT counted) AS few)
+                    + (SELECT count(*) FROM (
+                           SELECT FROM batch AS k
+                            WHERE k.parent = p.id AND k.born > p.born AND k.finished_us IS NULL LIMIT counted) AS few)
+                    + (SELECT coalesce(sum(c.n), 0)::bigint FROM in_chunks AS c WHERE c.batch = p.id AND c.born = p.born) AS n) AS r
+         ORDER BY p.id;
+END $$;
 
 -- Members of a batch with numbers after this one, in their order: those that have ended, live jobs and live nested batches.
 CREATE FUNCTION members(of_batch text, after integer, most integer)

@@ -125,6 +125,41 @@ BEGIN
     RETURN QUERY SELECT * FROM shown(ARRAY[of_id], ARRAY[chunk_of(of_id)]);
 END $$;
 
+-- How many stand before a job that is ready and due, or would, once those that have become due join their lines: up to `most`, and
+-- of what is held or has become due only so many are looked at.
+CREATE FUNCTION position_of(at bigint, of_id text, most integer) RETURNS bigint LANGUAGE plpgsql STABLE SET search_path FROM CURRENT
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    now_us bigint := moment(at);
+    j record;
+BEGIN
+    SELECT k.coming, k.queue, k.rank, k.pos, k.due_us, k.seq INTO j FROM (
+        SELECT false AS coming, r.queue, r.rank, r.pos, r.due_us, r.seq FROM ready AS r WHERE r.id = of_id UNION ALL
+        SELECT false, h.queue, h.rank, h.pos, h.due_us, h.seq FROM held AS h WHERE h.id = of_id AND h.hold_scope <> 'parked' UNION ALL
+        SELECT true, s.queue, s.rank, s.pos, s.due_us, s.seq FROM scheduled AS s WHERE s.id = of_id AND s.due_us <= now_us) AS k;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    RETURN (SELECT count(*) FROM (
+        (SELECT FROM ready AS r
+          WHERE r.queue = j.queue AND (r.rank, r.pos) < (j.rank, CASE WHEN j.coming THEN 9223372036854775807 ELSE j.pos END)
+          ORDER BY r.rank, r.pos LIMIT most)
+        UNION ALL
+        (SELECT FROM (
+            (SELECT h.rank, h.pos FROM held AS h WHERE h.queue = j.queue AND h.hold_scope < 'parked'
+              ORDER BY h.hold_scope, h.hold_name LIMIT most) UNION ALL
+            (SELECT h.rank, h.pos FROM held AS h WHERE h.queue = j.queue AND h.hold_scope > 'parked'
+              ORDER BY h.hold_scope, h.hold_name LIMIT most)) AS few
+          WHERE few.rank < j.rank OR (few.rank = j.rank AND (j.coming OR few.pos < j.pos)))
+        UNION ALL
+        (SELECT FROM (
+            SELECT s.rank, s.due_us, s.seq FROM scheduled AS s  -- compared whole: see looked_at()
+             WHERE s.queue >= j.queue AND (s.queue, s.due_us) <= (j.queue, now_us)
+             ORDER BY s.queue, s.due_us, s.seq LIMIT most) AS few
+          WHERE few.rank < j.rank OR (few.rank = j.rank AND j.coming AND (few.due_us, few.seq) < (j.due_us, j.seq)))
+        LIMIT most) AS before);
+END $$;
+
 -- --- jobs by what they are --------------------------------------------------------------------
 --
 -- A call reads at most as many rows as looks count (`most`), and says where to go on.
