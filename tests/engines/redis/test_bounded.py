@@ -344,6 +344,19 @@ async def test_a_page_of_members_reads_no_more_than_some_pieces(
     assert [member.member for member in members] == list(range(1_995, 2_005))
 
 
+async def test_a_place_in_line_is_searched_for_up_to_a_bite(
+    engine: RedisEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L5: in a list that would be walked to its end."""
+    monkeypatch.setattr("propolis.engines.redis.engine.COUNTED", 50)
+    await engine.put([a_job(id="first", priority=1), *(a_job(id=f"job-{n:02}") for n in range(80))])
+    places = [await engine.position(f"job-{n:02}") for n in (0, 48, 49, 50, 79)]
+    await engine.cancel([f"job-{n:02}" for n in range(10, 40)])
+
+    assert places == [1, 49, 50, 50, 50]
+    assert [await engine.position(f"job-{n:02}") for n in (9, 40, 44)] == [10, 11, 15]
+
+
 async def test_cancelling_many_rebuilds_no_list(engine: RedisEngine, meter: Meter) -> None:
     """L5.13: what is struck out is dropped a few at a time, and those that stand keep their order."""
     await engine.put([a_job(id=f"job-{n:04}") for n in range(2_000)])

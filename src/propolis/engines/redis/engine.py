@@ -111,6 +111,7 @@ from propolis.core.clock import Clock, from_us, moment, span_until, span_us, to_
 from propolis.core.envelope import Envelope, is_plain
 from propolis.core.job import JobInfo, Lease, Member, Outcome
 from propolis.core.protocols import (
+    COUNTED,
     EVERY_SCOPE,
     LOG_LINES,
     Counts,
@@ -551,7 +552,8 @@ class RedisEngine(FromExchange, RedisFeeds):
         return found
 
     async def position(self, job_id: str) -> int | None:
-        found: int = await self._call("position", job_id, reads=True)
+        """At most `COUNTED`."""
+        found: int = await self._call("position", job_id, COUNTED, reads=True)
         return None if found < 0 else found
 
     # --- Operates, Rules ----------------------------------------------------------------

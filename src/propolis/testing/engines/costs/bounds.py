@@ -14,7 +14,7 @@ from propolis.engines.sqlite import snapshot
 
 _BOUNDS = (
     *[(snapshot, "COUNTED"), (postgres, "COUNTED"), (stored, "COUNTED")],
-    *[(stored, "SCAN"), (redis, "LOOKED_THROUGH")],
+    *[(stored, "SCAN"), (redis, "COUNTED"), (redis, "LOOKED_THROUGH")],
 )
 
 

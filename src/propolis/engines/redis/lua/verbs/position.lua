@@ -1,11 +1,13 @@
 -- with: base jobs waiting
--- How many jobs of its queue would be leased before the job ARGV[5]; -1 if it is not ready and due.
+-- How many jobs of its queue would be leased before the job ARGV[5], counted up to ARGV[6]; -1 if it is not ready and
+-- due.
 
 local j = load(ARGV[5])
 if not j or j.s.state or j.s.parked or run_of(j) or tonumber(j.s.due or j.put) > now then
     return -1
 end
 
+local most = tonumber(ARGV[6])
 local line, void = line_of(j)
 local tidied = of_queue(j.queue, 'tidied:' .. j.priority)
 
@@ -61,29 +63,29 @@ for _, member in ipairs(due) do
 end
 
 if own then
-    return n + places_before(own)
+    return math.min(most, n + places_before(own))
 end
 n = n + places_before(whole(last_place(j.priority)))
 if due_itself then
-    return n + in_lists(j.priority) + due_before
+    return math.min(most, n + in_lists(j.priority) + due_before)
 end
--- What is tidied stands before the rest, and nothing there is struck out but what was so since.
+-- What is tidied stands before the rest, and nothing there is struck out but what was so since.  A list does not tell
+-- where an entry is: so it is looked for among as many as are counted.
 local entry = j.s.entry or j.id
-local index, list = redis.call('LPOS', tidied, entry), tidied
-if not index then
-    index, list = redis.call('LPOS', line, entry), line
-    n = n + redis.call('LLEN', tidied)
+local before, behind = redis.call('LLEN', tidied), redis.call('LLEN', line)
+local index, list = redis.call('LPOS', tidied, entry, 'MAXLEN', most), tidied
+if not index and before < most then
+    index, list = redis.call('LPOS', line, entry, 'MAXLEN', most - before), line
+    n = n + before
 end
 if not index then
-    return -1
+    return before + behind > most and most or -1
 end
-if index > 10 * CHUNK then  -- about
-    n = n - math.floor(redis.call('SCARD', void) * index / (redis.call('LLEN', list) + 1))
-elseif redis.call('EXISTS', void) == 1 then
+if redis.call('EXISTS', void) == 1 then
     for _, key in ipairs(list == line and {tidied, line} or {tidied}) do
         for _, other in ipairs(redis.call('LRANGE', key, 0, key == list and index or -1)) do
             n = n - redis.call('SISMEMBER', void, other)
         end
     end
 end
-return n + index
+return math.min(most, n + index)
