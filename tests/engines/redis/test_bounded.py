@@ -182,6 +182,21 @@ async def test_what_ran_before_its_limit_was_made_is_counted_in_bites(
     assert len(await engine.lease({"q1": 100}, span=SPAN, holder=HOLDER)) == 4
 
 
+async def test_few_claims_of_many_jobs_are_counted_in_bites(engine: RedisEngine, meter: Meter) -> None:
+    """L5: a limit looks into what each claim has, up to a bite in all of them."""
+    await engine.put([a_job(task="t") for _ in range(8_000)])
+    for _ in range(8):
+        assert len(await take(engine, 1_000)) == 1_000
+    meter.reset()
+    await engine.add_rule(on_task(RuleKind.LIMIT, "t", 8_001))
+    assert meter.total() < 10 * BITE
+    await engine.put([a_job(task="t") for _ in range(3)])
+    started: list[Lease] = []
+    for _ in range(20):
+        started += await take(engine, 3)
+    assert len(started) == 1
+
+
 async def test_sweeps_count_on_what_ran_before_a_limit_was_made(engine: RedisEngine) -> None:
     """L5.5: also if nobody asks for jobs under it."""
     await engine.put([a_job(task="t") for _ in range(2_500)])

@@ -516,13 +516,15 @@ local function count_some(on, most)
     return queue == nil
 end
 
--- Where there are few bundles, these tell what runs: nobody has to look into all queues.  Gives false if there are more.
+-- Where there are few bundles, and a bite of jobs in all of them, these tell what runs: nobody has to look into all queues.
+-- Gives false if there are more.
 local function count_few(on)
-    if redis.call('HLEN', BUNDLED) > 16 then
+    local n = redis.call('HLEN', BUNDLED)
+    if n > 16 then
         return false
     end
     for _, bundle in ipairs(redis.call('HKEYS', BUNDLED)) do
-        local rest = each_lease(bundle, CHUNK, function(queue, id, run)
+        local rest = each_lease(bundle, math.floor(CHUNK / n), function(queue, id, run)
             count_in(on, queue, {id, run})
         end)
         if #rest > 0 then
