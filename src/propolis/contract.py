@@ -31,6 +31,7 @@ from propolis.core.protocols import (
     COUNTED,
     HISTORY_EVENTS,
     KNOWN_FOR,
+    LIMIT_SCOPES,
     LOG_LINES,
     MAX_CHECKPOINT,
     PARKED_LINES,
@@ -66,6 +67,8 @@ from propolis.core.protocols import (
     Swept,
     Transactional,
     Watched,
+    task_and_key,
+    task_key,
 )
 from propolis.core.records import (
     KEEP,
@@ -102,6 +105,7 @@ __all__ = [
     "HISTORY_EVENTS",
     "KEEP",
     "KNOWN_FOR",
+    "LIMIT_SCOPES",
     "LOG_LINES",
     "MAX_CHECKPOINT",
     "MAX_LOSSES",
@@ -199,5 +203,7 @@ __all__ = [
     "reaped",
     "settled",
     "span_us",
+    "task_and_key",
+    "task_key",
     "to_us",
 ]

@@ -18,6 +18,7 @@ from enum import IntEnum, StrEnum
 from typing import Any, Protocol, Self, runtime_checkable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from propolis.core.batch import Batch, BatchStatus
 from propolis.core.envelope import Envelope
@@ -33,6 +34,9 @@ MAX_OUTCOME = 32 * 2**20  # bytes of a result and of all that is put in the same
 HISTORY_EVENTS = 100  # the newest events kept of a job's history
 BITE = 1000  # jobs that one call removes, sets aside or passes over; whoever has more to do comes back
 COUNTED = 10_000  # jobs of one state of one queue that a look counts
+MAX_BY = 200  # characters of who set a rule
+MAX_WHY = 1000  # characters of why
+LONGEST_RULE = timedelta(days=36_525)
 PARKED_LINES = 100  # lines of parked jobs that a sweep names
 REMOVALS = "removal"  # the kind of records in which a `drop` or a `delete_batch` tells how far it is
 
@@ -168,27 +172,79 @@ class RuleKind(StrEnum):
 
 
 class Scope(StrEnum):
+    """What a rule is for.  `TASK_KEY`: one task with one key; its name is that of `task_key`."""
+
     QUEUE = "queue"
     TASK = "task"
     KEY = "key"
+    TASK_KEY = "task_key"
 
 
-EVERY_SCOPE = frozenset(Scope)
+LIMIT_SCOPES = frozenset({Scope.QUEUE, Scope.TASK, Scope.KEY})
+
+
+def task_key(task: str, key: str) -> str:
+    """The name of a rule on one task with one key; no name of a task has a space."""
+    return f"{task} {key}"
+
+
+def task_and_key(name: str) -> tuple[str, str]:
+    """What `task_key` made one name of."""
+    task, _, key = name.partition(" ")
+    return task, key
 
 
 class Rule(Struct, frozen=True):
-    """One rule; a second of the same kind, scope and name replaces it.  A cap applies to queues only."""
+    """One rule; a second of the same kind, scope and name replaces it.  A cap applies to queues only.
+
+    `by` says who set it and `why`.  From `until` on it does not hold, and is not there any more; where it is
+    given how long it `lasts`, the engine counts that from its own now, and answers with `until`.  `at` is
+    when it was set, by the engine's clock, whatever is given.
+    """
 
     kind: RuleKind
     scope: Scope
     name: str
     n: int = 0
+    by: str = ""
+    why: str = ""
+    at: datetime | None = None
+    until: datetime | None = None
+    lasts: timedelta | None = None
 
     def __post_init__(self) -> None:
         if self.kind is RuleKind.CAP and self.scope is not Scope.QUEUE:
             raise BadSetting(f"a cap is for a queue, not for a {self.scope.value}: use a limit")
+        if self.scope is Scope.TASK_KEY:
+            self._check_task_key()
         if self.n < 0:
             raise BadSetting(f"a {self.kind.value} of {self.n} jobs cannot be kept: give 0 or more")
+        for what, text, most in (("by", self.by, MAX_BY), ("why", self.why, MAX_WHY)):
+            if len(text) > most or "\0" in text:
+                raise BadSetting(f"a rule's {what} has at most {most} characters, none of them NUL")
+        if self.lasts is not None and not timedelta(0) < self.lasts <= LONGEST_RULE:
+            raise BadSetting(
+                f"a rule cannot last for {self.lasts}: give more than nothing, at most 100 years"
+            )
+        if self.lasts is not None and self.until is not None:
+            raise BadSetting("give either until when a rule holds, or for how long")
+        if self.until is not None and self.until.tzinfo is None:
+            raise BadSetting(f"until {self.until} in which time zone?  Give an aware datetime")
+
+    def set_at(self, now: datetime) -> Rule:
+        """As it is kept, if it is set now."""
+        return replace(self, at=now, until=self.until if self.lasts is None else now + self.lasts, lasts=None)
+
+    def is_over(self, now: datetime) -> bool:
+        return self.until is not None and self.until <= now
+
+    def _check_task_key(self) -> None:
+        if self.kind is RuleKind.LIMIT:
+            raise BadSetting(
+                "a limit on a task of one key cannot be kept: limit the task or the key, or pause both"
+            )
+        if not all(task_and_key(self.name)):
+            raise BadSetting(f"{self.name!r} names no task of one key: make the name by task_key(task, key)")
 
 
 class Filter(Struct, frozen=True, kw_only=True):
@@ -356,15 +412,15 @@ class Rules(Protocol):
     """An engine whose leasing obeys pauses and blocks, and its puts the caps of queues."""
 
     async def add_rule(self, rule: Rule) -> bool:
-        """False if exactly this rule is already there."""
+        """False if one of this kind, scope and name was there: it is replaced, with all that it says."""
         ...
 
     async def remove_rule(self, kind: RuleKind, scope: Scope, name: str) -> bool:
-        """False if there is none.  Jobs that were kept back run again, in their old order."""
+        """False if there is none, or it was over.  Jobs that were kept back run again, in their old order."""
         ...
 
     async def rules(self, *, limit: int = 1000, after: Rule | None = None) -> list[Rule]:
-        """In the order of their kinds, scopes and names, from the first after `after` on."""
+        """Those that are not over, in the order of their kinds, scopes and names, after `after`."""
         ...
 
 

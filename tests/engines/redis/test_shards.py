@@ -29,6 +29,7 @@ from propolis.engines.redis.shards.shard import Owed, Post
 from propolis.engines.redis.shards.shard_map import ShardMap
 from propolis.errors import BadSetting, EngineError, MemoryFull, QueueFull, StorageNotReady
 from propolis.testing.engines.samples import HOLDER, SPAN, a_job
+from propolis.testing.engines.steps import bare
 from propolis.testing.servers.redis import redis
 
 COUNT = 5
@@ -472,8 +473,9 @@ async def test_a_limit_holds_for_all_shards_together(another: Open) -> None:
     await handles[0].put([a_job(queue=queue) for queue in QUEUES])
     assert len(await take(handles[1], *QUEUES)) == 3
     assert await take(handles[2], *QUEUES) == []
-    assert await handles[1].rules() == [Rule(RuleKind.LIMIT, Scope.TASK, "tests.echo", 3)]
-    assert not await handles[1].add_rule(Rule(RuleKind.LIMIT, Scope.TASK, "tests.echo", 3))
+    assert bare(await handles[1].rules()) == [Rule(RuleKind.LIMIT, Scope.TASK, "tests.echo", 3)]
+    assert not await handles[1].add_rule(Rule(RuleKind.LIMIT, Scope.TASK, "tests.echo", 3, by="anna"))
+    assert [rule.by for rule in await handles[0].rules()] == ["anna"]
 
 
 async def test_a_limit_counts_what_ran_in_other_shards_before_it(engine: ShardedEngine) -> None:

@@ -23,6 +23,7 @@ from propolis.engines.sqlite.steps import claims
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines.costs.meters import SQLiteMeter
 from propolis.testing.engines.samples import HOLDER, SPAN, a_job
+from propolis.testing.engines.steps import bare
 
 MANY = 5000
 A_BITE = 300 * BITE  # steps: what a call that does a bite of 1,000 jobs may take
@@ -192,8 +193,8 @@ async def test_queues_and_rules_are_given_in_pages(engine: SQLiteEngine) -> None
     rules = sorted((Rule(RuleKind.PAUSE, Scope.QUEUE, name) for name in names), key=lambda rule: rule.name)
     for rule in rules:
         await engine.add_rule(rule)
-    assert await engine.rules(limit=2) == rules[:2]
-    assert await engine.rules(limit=9, after=rules[1]) == rules[2:]
+    assert bare(await engine.rules(limit=2)) == rules[:2]
+    assert bare(await engine.rules(limit=9, after=rules[1])) == rules[2:]
 
 
 async def test_a_search_that_filters_reads_a_bite_and_says_where_to_go_on(

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 
 from propolis.core.batch import Batch, BatchStatus
+from propolis.core.clock import to_us
 from propolis.core.envelope import Envelope
 from propolis.core.job import Lease, Member, State
 from propolis.core.protocols import BITE, Counts, Filter, Page, Rule, RuleKind, Scope
@@ -30,6 +31,7 @@ class Book(Steps[MemoryEntry, MemoryBatch]):
         self._parked: dict[str, MemoryEntry] = {}
         self._unique: dict[str, str] = {}
         self._rules: dict[tuple[RuleKind, Scope, str], Rule] = {}
+        self._names_task_keys = 0
         self._batches: dict[str, MemoryBatch] = {}
         self._waiters = waiters
         self._memos: dict[tuple[str, str], tuple[int, bytes]] = {}
@@ -172,18 +174,28 @@ class Book(Steps[MemoryEntry, MemoryBatch]):
         return self._rules.get((kind, scope, name))
 
     def rules(self, limit: int, after: Rule | None) -> list[Rule]:
-        places = sorted(self._rules)
+        places = sorted(place for place, rule in self._rules.items() if not rule.is_over(self.now))
         if after is not None:
             places = [place for place in places if place > (after.kind, after.scope, after.name)]
         return [self._rules[place] for place in places[:limit]]
 
+    def rules_over(self, limit: int) -> list[Rule]:
+        return [rule for rule in self._rules.values() if rule.is_over(self.now)][:limit]
+
+    def names_task_keys(self) -> bool:
+        return self._names_task_keys > 0
+
     def set_rule(self, rule: Rule) -> None:
+        self._names_task_keys += (rule.scope is Scope.TASK_KEY) and self.rule(
+            rule.kind, rule.scope, rule.name
+        ) is None
         self._rules[rule.kind, rule.scope, rule.name] = rule
         self.ruled = True
         self._waiters.wake()
 
     def remove_rule(self, rule: Rule) -> None:
         del self._rules[rule.kind, rule.scope, rule.name]
+        self._names_task_keys -= rule.scope is Scope.TASK_KEY
         self.ruled = bool(self._rules)
         self._waiters.wake()
 
@@ -280,6 +292,7 @@ class Book(Steps[MemoryEntry, MemoryBatch]):
     def next_us(self) -> int | None:
         moments = [entry.until_us for entry in self._running.values()]
         moments += [due for lines in self.lines.values() if (due := lines.next_due()) is not None]
+        moments += [to_us(rule.until) for rule in self._rules.values() if rule.until is not None]
         moments += [] if (record_us := self.records().next_us()) is None else [record_us]
         return min((moment for moment in moments if moment > self.now_us), default=None)
 

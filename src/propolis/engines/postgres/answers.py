@@ -13,7 +13,7 @@ from msgspec import Struct
 from propolis.core.batch import BatchStatus, batch_state
 from propolis.core.clock import EPOCH, from_us, moment, to_us
 from propolis.core.job import Error, Event, JobInfo, Lease, Progress, State
-from propolis.core.protocols import Counts, Durability, Page, Renewal
+from propolis.core.protocols import Counts, Durability, Page, Renewal, Rule, RuleKind, Scope
 from propolis.engines.postgres.client import Row, SchemaRefused, session_of
 from propolis.engines.shared.damaged import batch_as_opened, decoded
 from propolis.errors import BadSetting, BatchSealed, EngineUnavailable, PropolisError, QueueFull, UnknownBatch
@@ -193,6 +193,12 @@ def batch_status(row: Row) -> BatchStatus:
 
 def counts_of(row: Row) -> Counts:
     return Counts(**{name: row[name] for name in Counts.__struct_fields__})
+
+
+def rule_of(
+    kind: str, scope: str, name: str, n: int, by: str, why: str, set_us: int, until_us: int | None
+) -> Rule:
+    return Rule(RuleKind(kind), Scope(scope), name, n, by, why, moment(set_us), moment(until_us))
 
 
 def complaint_of(what: str, name: str, seconds: float, application: str, state: str) -> str:

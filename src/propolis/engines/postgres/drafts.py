@@ -29,7 +29,7 @@ from propolis.core.job import (
     Unknown,
     storable,
 )
-from propolis.core.protocols import Note
+from propolis.core.protocols import Note, Rule
 from propolis.core.transitions import NOTE_MAX
 from propolis.engines.postgres.hints import soonest
 
@@ -221,3 +221,10 @@ def news_of(outcomes: Sequence[tuple[Lease, Outcome]]) -> dict[str, float]:
 
 def text_of(value: Any) -> str:
     return _json.encode(value).decode()
+
+
+def rule_args(rule: Rule) -> tuple[str | int | None, ...]:
+    """All that a rule says; for how long it holds, or until when."""
+    span = None if rule.lasts is None else span_us(rule.lasts)
+    until = None if rule.until is None else to_us(rule.until)
+    return rule.kind, rule.scope, rule.name, rule.n, rule.by, rule.why, span, until

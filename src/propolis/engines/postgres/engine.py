@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
@@ -25,8 +24,8 @@ from propolis.core.envelope import Envelope, is_plain
 from propolis.core.job import JobInfo, Lease, Member, Outcome, State
 from propolis.core.protocols import (
     COUNTED,
-    EVERY_SCOPE,
     KNOWN_FOR,
+    LIMIT_SCOPES,
     Counts,
     Durability,
     Exchange,
@@ -58,6 +57,7 @@ from propolis.engines.postgres.answers import (
     place_of,
     refusal_of,
     renewal_of,
+    rule_of,
 )
 from propolis.engines.postgres.callers import Caller, caller_of
 from propolis.engines.postgres.client import (
@@ -79,11 +79,12 @@ from propolis.engines.postgres.drafts import (
     note_draft,
     outcome_text,
     outcome_texts,
+    rule_args,
     text_of,
 )
 from propolis.engines.postgres.feeds import PostgresFeeds
 from propolis.engines.postgres.floors import Floors
-from propolis.engines.postgres.hints import Notifications, soonest
+from propolis.engines.postgres.hints import Notifications, seconds_until, seconds_until_over, soonest
 from propolis.engines.postgres.lending import LentTransaction, lending
 from propolis.engines.postgres.migration import Installer
 from propolis.engines.postgres.records import answers_of, read_of, swaps_text
@@ -117,7 +118,7 @@ class PostgresEngine(FromExchange, PostgresFeeds):
     connections are lent to running jobs.  With `migrate` an open also changes tables that are there.
     """
 
-    limits = EVERY_SCOPE
+    limits = LIMIT_SCOPES
 
     def __init__(
         self,
@@ -295,10 +296,7 @@ class PostgresEngine(FromExchange, PostgresFeeds):
 
     def _seconds_until_due(self, job: Envelope) -> float:
         """By our own clock, since it is only for a hint."""
-        if job.due_at is None:
-            return job.delay_ms / 1000
-        now_us = time.time_ns() // 1000 if self._clock is None else self._clock.now_us()
-        return max(0.0, (to_us(job.due_at) - now_us) / 1_000_000)
+        return job.delay_ms / 1000 if job.due_at is None else seconds_until(job.due_at, self._clock)
 
     async def put_in(
         self,
@@ -620,15 +618,18 @@ class PostgresEngine(FromExchange, PostgresFeeds):
         return int(await self._answer("drop", self._at(), queue, *self._keeps))
 
     async def add_rule(self, rule: Rule) -> bool:
-        return bool(await self._answer("add_rule", rule.kind, rule.scope, rule.name, rule.n))
+        is_new = await self._answer("add_rule", self._at(), *rule_args(rule))
+        if (seconds := seconds_until_over(rule, self._clock)) is not None:
+            self._hints.announce({"": seconds})
+        return bool(is_new)
 
     async def remove_rule(self, kind: RuleKind, scope: Scope, name: str) -> bool:
-        return bool(await self._answer("remove_rule", kind, scope, name))
+        return bool(await self._answer("remove_rule", self._at(), kind, scope, name))
 
     async def rules(self, *, limit: int = 1000, after: Rule | None = None) -> list[Rule]:
         place = (None, None, None) if after is None else (after.kind, after.scope, after.name)
-        rows = await self._read("rules", limit, *place)
-        return [Rule(RuleKind(kind), Scope(scope), name, n) for kind, scope, name, n in rows]
+        rows = await self._read("rules", self._at(), limit, *place)
+        return [rule_of(*row) for row in rows]
 
     async def batch(self, batch: str) -> BatchStatus | None:
         for row in await self._read("batches", batch, None, 1, COUNTED):

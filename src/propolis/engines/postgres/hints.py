@@ -9,14 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Protocol
 
 import asyncpg
 
+from propolis.core.clock import Clock, to_us
 from propolis.core.ids import new_id
+from propolis.core.protocols import Rule
 from propolis.engines.postgres.client import LOST, Connection, PostgresLink
 from propolis.engines.shared.waiters import Waiters
 from propolis.errors import PropolisError
@@ -61,7 +65,7 @@ class Notifications:
         self.channel = ""  # known once the engine is open
         self._waiters = waiters
         self.feed_waiters = Waiters()
-        self._news: dict[str, float] = {}  # queues, and in how many seconds there will be something in them
+        self._news: dict[str, float] = {}  # queues ("": any), and in how many seconds something will be there
         self._alarms: dict[str, asyncio.TimerHandle] = {}
         self._notified_at: deque[float] = deque(maxlen=AT_ONCE)
         self._announcer: asyncio.Task[None] | None = None
@@ -85,7 +89,7 @@ class Notifications:
         """Those of this process."""
         for queue, seconds in news.items():
             if seconds <= SOON:
-                self._wake(queue, seconds)
+                self._wake(queue or None, seconds)
 
     def announce(self, news: Mapping[str, float]) -> None:
         """In so many seconds something may have come into these queues."""
@@ -233,12 +237,12 @@ class Notifications:
             self._wake(*_parsed(payload))
 
     def _wake(self, queue: str | None, seconds: float) -> None:
-        """Now, or by the one alarm that each queue has, if there is no earlier one."""
-        if seconds <= 0 or queue is None:
+        """Now, or by the one alarm that each queue has, and all together, if there is no earlier one."""
+        if seconds <= 0:
             self._waiters.wake(queue)
             return
         loop = asyncio.get_running_loop()
-        alarm = self._alarms.get(queue)
+        alarm = self._alarms.get(queue or "")
         if (
             alarm is None
             or alarm.cancelled()
@@ -247,7 +251,7 @@ class Notifications:
         ):
             if alarm is not None:
                 alarm.cancel()
-            self._alarms[queue] = loop.call_later(seconds, self._waiters.wake, queue)
+            self._alarms[queue or ""] = loop.call_later(seconds, self._waiters.wake, queue)
 
 
 def _payload(queue: str, seconds: float) -> str:
@@ -265,3 +269,15 @@ def soonest(news: Iterable[tuple[str, float]]) -> dict[str, float]:
     for queue, seconds in news:
         found[queue] = min(seconds, found.get(queue, seconds))
     return found
+
+
+def seconds_until(time_given: datetime, clock: Clock | None) -> float:
+    """By our own clock, where none is given."""
+    now_us = time.time_ns() // 1000 if clock is None else clock.now_us()
+    return max(0.0, (to_us(time_given) - now_us) / 1_000_000)
+
+
+def seconds_until_over(rule: Rule, clock: Clock | None) -> float | None:
+    if rule.until is not None:
+        return seconds_until(rule.until, clock)
+    return None if rule.lasts is None else rule.lasts.total_seconds()

@@ -36,11 +36,11 @@ from propolis.core.job import (
     describe,
     storable,
 )
-from propolis.core.protocols import Note
+from propolis.core.protocols import Note, Rule, RuleKind, Scope
 from propolis.core.transitions import NOTE_MAX
 from propolis.engines.redis.shards.shard_map import ShardMap
 from propolis.engines.shared.damaged import batch_as_opened
-from propolis.errors import BrokenPayload
+from propolis.errors import BrokenPayload, PropolisError
 
 Argument = bytes | str | int
 Row = Sequence[Any]
@@ -648,3 +648,22 @@ def member_from(row: Row) -> Member:
         return Member(int(number), job_id.decode(), State.RUNNING if running else State.READY)
     state, newline, reason = ended.decode().partition("\n")
     return Member(int(number), job_id.decode(), State(state), result, reason if newline else None)
+
+
+def terms_of(rule: Rule) -> tuple[Argument, Argument, Argument]:
+    """For how long a rule holds, or until when, and who set it and why, as `keep_terms` takes it."""
+    lasts = "" if rule.lasts is None else span_us(rule.lasts)
+    until = "" if rule.until is None else to_us(rule.until)
+    return lasts, until, _json.encode([rule.by, rule.why])
+
+
+def rule_from(field: bytes, n: bytes, terms: bytes) -> Rule:
+    """A row of rules.lua; what cannot be read of the terms is left out."""
+    kind, scope, name = field.decode().split(":", 2)
+    place = (RuleKind(kind), Scope(scope), name, int(n))
+    try:
+        at, until, words = terms.split(b"\n", 2)
+        by, why = msgspec.json.decode(words, type=tuple[str, str])
+        return Rule(*place, by, why, from_us(int(at)), from_us(int(until)) if until else None)
+    except (ValueError, OverflowError, PropolisError):
+        return Rule(*place)

@@ -10,7 +10,7 @@ The key layout, whose only description this is.  PREFIX is `propolis:`.
     PREFIX{queue}:void:<priority> set      entries of that list that were struck out and are skipped
     PREFIX{queue}:tidied:<priority> list   its head, while what is struck out is being dropped from it
     PREFIX{queue}:front           zset     ready jobs that stand before the lists, by priority and place
-    PREFIX{queue}:held:<rule>     zset     the same, set aside because of a rule (task:<name> or key:<name>)
+    PREFIX{queue}:held:<rule>     zset     the same, set aside because of a rule (task:<name>, …)
     PREFIX{queue}:parked:<task>   zset     put number and id of parked jobs, by priority
     PREFIX{queue}:holds           set      the rules for which there is such a set
     PREFIX{queue}:ranks           zset     the priorities that have a line, highest first
@@ -38,6 +38,8 @@ The key layout, whose only description this is.  PREFIX is `propolis:`.
     PREFIXlimited:<scope>:<name>  set      the ids of what runs under it
     PREFIXcounting                set      scope:name of those of which that count goes on
     PREFIXrule_names              zset     kind:scope:name of all rules and caps
+    PREFIXrule_terms              hash     the same -> when it was set, until when, who and why
+    PREFIXrule_ends               zset     the same of those that have an end, by that
     PREFIXparked                  zset     queue and task of all parked lines
     PREFIXholding                 set      the queues in which a rule has set something aside
     PREFIXdeaths                  zset     the queues with dead jobs, by how many
@@ -112,7 +114,7 @@ from propolis.core.envelope import Envelope, is_plain
 from propolis.core.job import JobInfo, Lease, Member, Outcome
 from propolis.core.protocols import (
     COUNTED,
-    EVERY_SCOPE,
+    LIMIT_SCOPES,
     LOG_LINES,
     Counts,
     Durability,
@@ -146,8 +148,10 @@ from propolis.engines.redis.codec import (
     member_from,
     note_fields,
     packed,
+    rule_from,
     status_from,
     taken_in,
+    terms_of,
 )
 from propolis.engines.redis.feeds import RedisFeeds
 from propolis.engines.redis.finding import Walk, find_in
@@ -192,7 +196,7 @@ class RedisEngine(FromExchange, RedisFeeds):
     share a server.
     """
 
-    limits = EVERY_SCOPE
+    limits = LIMIT_SCOPES
     number = 0  # of the shard that it is, where an app has some
 
     def __init__(
@@ -577,7 +581,8 @@ class RedisEngine(FromExchange, RedisFeeds):
         return dropped
 
     async def add_rule(self, rule: Rule) -> bool:
-        return bool(await self._call("add_rule", rule.kind, rule.scope, rule.name, rule.n))
+        what = (rule.kind, rule.scope, rule.name, rule.n)
+        return bool(await self._call("add_rule", *what, *terms_of(rule)))
 
     async def remove_rule(self, kind: RuleKind, scope: Scope, name: str) -> bool:
         return bool(await self._call("remove_rule", kind, scope, name))
@@ -585,11 +590,7 @@ class RedisEngine(FromExchange, RedisFeeds):
     async def rules(self, *, limit: int = 1000, after: Rule | None = None) -> list[Rule]:
         last = "" if after is None else f"{after.kind}:{after.scope}:{after.name}"
         flat = await self._call("rules", limit, last, reads=True)
-        found = []
-        for field, n in zip(flat[::2], flat[1::2], strict=True):
-            kind, scope, name = field.decode().split(":", 2)
-            found.append(Rule(RuleKind(kind), Scope(scope), name, int(n)))
-        return found
+        return [rule_from(*row) for row in zip(flat[::3], flat[1::3], flat[2::3], strict=True)]
 
     # --- Batches -------------------------------------------------------------------------
 

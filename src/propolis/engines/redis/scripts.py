@@ -18,7 +18,7 @@ _FUNCTION = re.compile(r"^local function (\w+)\(.*?^end\n", re.MULTILINE | re.DO
 # write could need memory, and never stops one that has written already.  (Others begin so by themselves.)
 _URGENT = {
     *("add_rule", "cancel", "delete", "delete_batch", "drop", "remove_rule", "replay", "reschedule", "seal"),
-    *("fill_pool", "lend", "replay_keyed", "sent_on", "start_sharing", "stop_sharing"),
+    *("terms_of_limit", "fill_pool", "lend", "replay_keyed", "sent_on", "start_sharing", "stop_sharing"),
 }
 _FIRST_WRITE = "redis.call('DEL', base .. 'nothing')"
 _ADDED = {"base": "sharded", "batches": "travelling"}  # what follows these parts where an app has shards

@@ -22,7 +22,7 @@ from propolis.core.envelope import Envelope
 from propolis.core.feeds import Bounds
 from propolis.core.job import JobInfo, Lease, Member, Outcome
 from propolis.core.protocols import (
-    EVERY_SCOPE,
+    LIMIT_SCOPES,
     Counts,
     Durability,
     Exchange,
@@ -51,6 +51,7 @@ from propolis.engines.sqlite.rows import one, rules_in, text_of
 from propolis.engines.sqlite.schema import script
 from propolis.engines.sqlite.snapshot import Snapshot
 from propolis.engines.sqlite.steps import batches, leasing, operating, puts, records, settling, sweeping
+from propolis.engines.sqlite.steps.rulebook import remove_rule
 from propolis.engines.sqlite.steps.work import Work
 from propolis.errors import BadSetting, EngineClosed
 
@@ -63,7 +64,7 @@ class SQLiteEngine(FromExchange, FeedVerbs):
     `synchronous="full"` makes an acknowledged put survive power loss; "normal" only the process.
     """
 
-    limits = EVERY_SCOPE
+    limits = LIMIT_SCOPES
 
     def __init__(
         self,
@@ -318,10 +319,10 @@ class SQLiteEngine(FromExchange, FeedVerbs):
         return await self._write(lambda work: operating.add_rule(work, rule))
 
     async def remove_rule(self, kind: RuleKind, scope: Scope, name: str) -> bool:
-        return await self._write(lambda work: operating.remove_rule(work, kind, scope, name))
+        return await self._write(lambda work: remove_rule(work, kind, scope, name))
 
     async def rules(self, *, limit: int = 1000, after: Rule | None = None) -> list[Rule]:
-        return await self._read(lambda snapshot: rules_in(snapshot.db, limit, after))
+        return await self._read(lambda snapshot: rules_in(snapshot.db, snapshot.now_us, limit, after))
 
     async def batch(self, batch: str) -> BatchStatus | None:
         return await self._read(lambda snapshot: snapshot.batch(batch))

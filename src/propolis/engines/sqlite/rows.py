@@ -111,10 +111,15 @@ def one_or_none(db: sqlite3.Connection, statement: str, **values: Any) -> Any:
     return None if row is None else row[0]
 
 
-def rules_in(db: sqlite3.Connection, limit: int, after: Rule | None) -> list[Rule]:
+def rules_in(db: sqlite3.Connection, now_us: int, limit: int, after: Rule | None) -> list[Rule]:
     kind, scope, name = ("", "", "") if after is None else (after.kind, after.scope, after.name)
-    rows = db.execute(SQL["rules"], {"kind": kind, "scope": scope, "name": name, "most": limit})
-    return [Rule(RuleKind(kind), Scope(scope), name, n) for kind, scope, name, n in rows]
+    place = {"kind": kind, "scope": scope, "name": name}
+    return [
+        Rule(RuleKind(kind), Scope(scope), name, n, by, why, moment(set_us), moment(until_us))
+        for kind, scope, name, n, by, why, set_us, until_us in db.execute(
+            SQL["rules"], {**place, "now_us": now_us, "most": limit}
+        )
+    ]
 
 
 def batch_state_of(row: Any) -> BatchState:

@@ -43,7 +43,18 @@ from propolis.core.job import (
     State,
     Unknown,
 )
-from propolis.core.protocols import Counts, Engine, Exchange, Filter, Note, Rule, RuleKind, Scope, Swept
+from propolis.core.protocols import (
+    Counts,
+    Engine,
+    Exchange,
+    Filter,
+    Note,
+    Rule,
+    RuleKind,
+    Scope,
+    Swept,
+    task_key,
+)
 from propolis.errors import PropolisError
 from propolis.testing.clock import START, FakeClock
 from propolis.testing.engines.lives import live
@@ -99,12 +110,16 @@ RULES = (
     Rule(RuleKind.PAUSE, Scope.QUEUE, "a"),
     Rule(RuleKind.PAUSE, Scope.TASK, TASKS[0]),
     Rule(RuleKind.PAUSE, Scope.KEY, "k"),
-    Rule(RuleKind.BLOCK, Scope.QUEUE, "a"),
+    Rule(RuleKind.PAUSE, Scope.TASK_KEY, task_key(TASKS[0], "k")),
+    Rule(RuleKind.BLOCK, Scope.QUEUE, "a", by="anna", why="deploy", lasts=SHORT),
+    Rule(RuleKind.BLOCK, Scope.TASK_KEY, task_key(TASKS[1], "k"), until=START + LONG),
+    Rule(RuleKind.PAUSE, Scope.TASK, TASKS[0], lasts=LONG),
     Rule(RuleKind.BLOCK, Scope.TASK, TASKS[1]),
     Rule(RuleKind.LIMIT, Scope.QUEUE, "b", 1),
     Rule(RuleKind.LIMIT, Scope.QUEUE, "b", 2),
     Rule(RuleKind.LIMIT, Scope.TASK, TASKS[0], 1),
     Rule(RuleKind.LIMIT, Scope.KEY, "k", 1),
+    Rule(RuleKind.LIMIT, Scope.KEY, "k", 1, by="ben", lasts=SHORT),
     Rule(RuleKind.CAP, Scope.QUEUE, "b", 1),
     Rule(RuleKind.CAP, Scope.QUEUE, "b", 3),
 )

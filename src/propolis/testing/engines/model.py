@@ -84,7 +84,7 @@ class Model:
         self.line: list[ModelEntry] = []
         self.ids_until: dict[str, datetime] = {}
         self.tokens_until: dict[str, datetime] = {}
-        self.rules: list[Rule] = []
+        self._rules: list[Rule] = []
         self.groups: dict[str, Group] = {}
 
     # --- producers ---------------------------------------------------------------------------
@@ -239,17 +239,14 @@ class Model:
         return len(gone)
 
     def add_rule(self, rule: Rule) -> bool:
-        if rule in self.rules:
-            return False
-        self.remove_rule(rule.kind, rule.scope, rule.name)
-        self.rules.append(rule)
-        return True
+        was_there = self.remove_rule(rule.kind, rule.scope, rule.name)
+        self._rules.append(rule.set_at(self.now))
+        return not was_there
 
     def remove_rule(self, kind: RuleKind, scope: Scope, name: str) -> bool:
-        kept = [rule for rule in self.rules if (rule.kind, rule.scope, rule.name) != (kind, scope, name)]
-        removed = len(kept) < len(self.rules)
-        self.rules = kept
-        return removed
+        there = self.rules
+        self._rules = [rule for rule in there if (rule.kind, rule.scope, rule.name) != (kind, scope, name)]
+        return len(self._rules) < len(there)
 
     def delete_batch(self, batch: str) -> bool:
         group = self.groups.get(batch)
@@ -269,6 +266,11 @@ class Model:
 
     def infos(self, where: Filter = ALL) -> list[JobInfo]:
         return [shown_job(entry) for entry in self.jobs if self._matches(entry, where)]
+
+    @property
+    def rules(self) -> list[Rule]:
+        """Those that are not over."""
+        return [rule for rule in self._rules if rule.until is None or rule.until > self.now]
 
     def holds(self, lease: Lease) -> bool:
         """Whether the lease is that of the present run, live or not yet reaped."""
@@ -709,6 +711,7 @@ class Model:
     def _next_in(self) -> timedelta | None:
         moments = [entry.due_at for entry in self.jobs if entry.state is State.READY]
         moments += [e.lease_until for e in self.jobs if e.state is State.RUNNING and e.lease_until]
+        moments += [rule.until for rule in self.rules if rule.until is not None]
         return min((moment - self.now for moment in moments if moment > self.now), default=None)
 
     # --- looking -----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from propolis.core.batch import Batch, BatchState, BatchStatus
 from propolis.core.envelope import Envelope
 from propolis.core.job import Error, Event, JobInfo, State
-from propolis.core.protocols import Counts, Scope
+from propolis.core.protocols import Counts, Scope, task_key
 from propolis.errors import PropolisError
 
 
@@ -147,7 +147,15 @@ def by_priority(entries: Iterable[ModelEntry]) -> list[ModelEntry]:
 
 
 def name_in(entry: ModelEntry, scope: Scope) -> str | None:
-    return {Scope.QUEUE: entry.queue, Scope.TASK: entry.job.task, Scope.KEY: entry.job.key}[scope]
+    match scope:
+        case Scope.QUEUE:
+            return entry.queue
+        case Scope.TASK:
+            return entry.job.task
+        case Scope.KEY:
+            return entry.job.key
+        case Scope.TASK_KEY:
+            return None if entry.job.key is None else task_key(entry.job.task, entry.job.key)
 
 
 def expiry(job: Envelope, now: datetime) -> datetime | None:

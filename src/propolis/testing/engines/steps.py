@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +10,7 @@ from propolis.core.batch import Batch, BatchStatus, callback_id
 from propolis.core.envelope import Envelope
 from propolis.core.ids import new_id
 from propolis.core.job import Dead, Done, JobInfo, Lease, Outcome
-from propolis.core.protocols import Counts, Engine, Filter, Note
+from propolis.core.protocols import Counts, Engine, Filter, Note, Rule
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines.samples import HOLDER, SPAN, a_job
 
@@ -62,6 +62,11 @@ async def order(engine: Engine, queue: str = "default") -> list[str]:
 
 async def settle_one(engine: Engine, lease: Lease, outcome: Outcome) -> None:
     assert await engine.settle([(lease, outcome)]) == []
+
+
+def bare(rules: Sequence[Rule]) -> list[Rule]:
+    """Without who set them, when, why and until."""
+    return [Rule(rule.kind, rule.scope, rule.name, rule.n) for rule in rules]
 
 
 async def lose_leases(engine: Engine, clock: FakeClock, span: timedelta = SPAN) -> None:

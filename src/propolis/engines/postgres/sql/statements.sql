@@ -141,14 +141,15 @@ SELECT propolis_f.delete($1);
 SELECT propolis_f.drop_queue($1, $2, $3, $4);
 
 -- name: rules
-SELECT kind, scope, name, n FROM propolis.rule
- WHERE $2::text IS NULL OR (kind, scope, name) > ($2, $3::text, $4::text) ORDER BY kind, scope, name LIMIT $1;
+SELECT kind, scope, name, n, set_by, why, set_us, until_us FROM propolis.rule
+ WHERE ($3::text IS NULL OR (kind, scope, name) > ($3, $4::text, $5::text))
+   AND (until_us IS NULL OR until_us > propolis_f.moment($1)) ORDER BY kind, scope, name LIMIT $2;
 
 -- name: add_rule
-SELECT propolis_f.add_rule($1, $2, $3, $4);
+SELECT propolis_f.add_rule($1, $2, $3, $4, $5, $6, $7, $8, $9);
 
 -- name: remove_rule
-SELECT propolis_f.remove_rule($1, $2, $3);
+SELECT propolis_f.remove_rule($1, $2, $3, $4);
 
 -- name: batches
 SELECT id, body, sealed, live, done, dead, cancelled, created_us, finished_us, keep_us, parent, enqueued, retrying, running

@@ -24,7 +24,7 @@ from propolis.core.envelope import Envelope
 from propolis.core.feeds import Bounds
 from propolis.core.job import JobInfo, Lease, Member, Outcome, State
 from propolis.core.protocols import (
-    EVERY_SCOPE,
+    LIMIT_SCOPES,
     PARKED_LINES,
     Counts,
     Durability,
@@ -63,7 +63,7 @@ from propolis.errors import BadSetting, MemoryFull, StorageFull
 class ShardedEngine(FromExchange, FeedVerbs):
     """All pieces but `Transactional` in several slots of a cluster."""
 
-    limits = EVERY_SCOPE
+    limits = LIMIT_SCOPES
 
     def __init__(
         self,

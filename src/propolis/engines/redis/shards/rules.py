@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from propolis.core.ids import new_id
 from propolis.core.protocols import Rule, RuleKind, Scope
+from propolis.engines.redis.codec import terms_of
 from propolis.engines.redis.shards.group import ShardGroup
 from propolis.engines.redis.shards.shard import Shard
 from propolis.errors import EngineError
@@ -82,13 +83,15 @@ class SharedRules:
     async def _share(self, rule: Rule) -> bool:
         """First nobody has a share of it; when all shards know that, it is shared out as they need it."""
         first, sharing, limit = self._group.shards[0], new_id(), _limit(rule.scope, rule.name)
-        if not await first.call_here("fill_pool", limit, rule.n, sharing, 0, reads=False):
-            return False
-        for shard in self._group.shards:
-            await shard.call_here("start_sharing", limit, sharing, reads=False)
-            shard.limited = True
-        await first.call_here("fill_pool", limit, rule.n, sharing, 1, reads=False)
-        return True
+        was_there, is_same = await first.call_here("fill_pool", limit, rule.n, sharing, 0, reads=False)
+        if not is_same:
+            for shard in self._group.shards:
+                await shard.call_here("start_sharing", limit, sharing, reads=False)
+                shard.limited = True
+            await first.call_here("fill_pool", limit, rule.n, sharing, 1, reads=False)
+        for shard in reversed(self._group.shards):
+            await shard.call_here("terms_of_limit", limit, *terms_of(rule), reads=False)
+        return not was_there
 
 
 def _limit(scope: Scope, name: str) -> str:

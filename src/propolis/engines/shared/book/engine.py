@@ -17,8 +17,8 @@ from propolis.core.envelope import Envelope
 from propolis.core.feeds import Bounds
 from propolis.core.job import JobInfo, Lease, Member, Outcome, State
 from propolis.core.protocols import (
-    EVERY_SCOPE,
     KNOWN_FOR,
+    LIMIT_SCOPES,
     Counts,
     Exchange,
     Filter,
@@ -41,7 +41,7 @@ from propolis.engines.shared.from_exchange import FromExchange
 class BookEngine(FromExchange, FeedVerbs):
     """Everything but opening, closing, and the way to the steps."""
 
-    limits = EVERY_SCOPE
+    limits = LIMIT_SCOPES
 
     def __init__(self, clock: Clock | None) -> None:
         self._clock = clock or SystemClock()
@@ -190,17 +190,16 @@ class BookEngine(FromExchange, FeedVerbs):
 
     async def add_rule(self, rule: Rule) -> bool:
         with self._call() as steps:
-            if steps.rule(rule.kind, rule.scope, rule.name) == rule:
-                return False
-            steps.set_rule(rule)
-            return True
+            was_there = steps.ruling(rule.kind, rule.scope, rule.name) is not None
+            steps.set_rule(rule.set_at(steps.now))
+            return not was_there
 
     async def remove_rule(self, kind: RuleKind, scope: Scope, name: str) -> bool:
         with self._call() as steps:
             rule = steps.rule(kind, scope, name)
             if rule is not None:
                 steps.remove_rule(rule)
-            return rule is not None
+            return rule is not None and not rule.is_over(steps.now)
 
     async def rules(self, *, limit: int = 1000, after: Rule | None = None) -> list[Rule]:
         with self._call() as steps:

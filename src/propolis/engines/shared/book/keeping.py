@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from typing import Generic, TypeVar
 
 from propolis.core.batch import Batch, BatchStatus
+from propolis.core.clock import from_us
 from propolis.core.envelope import Envelope
 from propolis.core.job import Member
 from propolis.core.protocols import Counts, Filter, Page, Rule, RuleKind, Scope
@@ -22,6 +24,10 @@ class Keeping(ABC, Generic[E, B]):
     """What storage does for the steps."""
 
     now_us = 0
+
+    @property
+    def now(self) -> datetime:
+        return from_us(self.now_us)
 
     # --- jobs ---
 
@@ -109,10 +115,19 @@ class Keeping(ABC, Generic[E, B]):
     # --- rules ---
 
     @abstractmethod
-    def rule(self, kind: RuleKind, scope: Scope, name: str) -> Rule | None: ...
+    def rule(self, kind: RuleKind, scope: Scope, name: str) -> Rule | None:
+        """It may be over."""
 
     @abstractmethod
-    def rules(self, limit: int, after: Rule | None) -> list[Rule]: ...
+    def rules(self, limit: int, after: Rule | None) -> list[Rule]:
+        """Those that are not over."""
+
+    @abstractmethod
+    def rules_over(self, limit: int) -> list[Rule]: ...
+
+    @abstractmethod
+    def names_task_keys(self) -> bool:
+        """Is there a rule on a task of one key?"""
 
     @abstractmethod
     def set_rule(self, rule: Rule) -> None: ...

@@ -28,9 +28,11 @@ from propolis.core.protocols import (
     Note,
     Receipt,
     Renewal,
+    Rule,
     RuleKind,
     Scope,
     Swept,
+    task_key,
 )
 from propolis.core.records import Change, Refusal, Swap, Swapped
 from propolis.core.transitions import Retention, Step, reaped, settled
@@ -122,7 +124,7 @@ class Steps(ClockSteps[E, B]):
     def _check(self, jobs: list[Envelope], opens: Sequence[Batch], *, bounded: bool = True) -> None:
         if self.ruled and bounded:
             for queue, coming in Counter(job.queue for job in jobs).items():
-                cap = self.rule(RuleKind.CAP, Scope.QUEUE, queue)
+                cap = self.ruling(RuleKind.CAP, Scope.QUEUE, queue)
                 if cap is not None and self.waiting(queue) + coming > cap.n:
                     raise QueueFull(queue, cap.n)
         opened: set[str | None] = {None}
@@ -202,14 +204,26 @@ class Steps(ClockSteps[E, B]):
 
     def kept_back(self, entry: E) -> tuple[Scope, str] | None:
         """What a rule names that does not let it start."""
-        return next(((scope, name) for scope, name in entry.scopes() if self.room(scope, name) == 0), None)
+        scopes = entry.scopes()
+        if entry.job.key is not None and self.names_task_keys():
+            scopes.append((Scope.TASK_KEY, task_key(entry.job.task, entry.job.key)))
+        return next(((scope, name) for scope, name in scopes if self.room(scope, name) == 0), None)
 
     def room(self, scope: Scope, name: str) -> int | None:
         """How many more may start; None: any number."""
-        if self.rule(RuleKind.PAUSE, scope, name) or self.rule(RuleKind.BLOCK, scope, name):
-            return 0
+        for kind in (RuleKind.PAUSE, RuleKind.BLOCK):
+            rule = self.rule(kind, scope, name)
+            if rule is not None and not rule.is_over(self.now):
+                return 0
         limit = self.rule(RuleKind.LIMIT, scope, name)
-        return None if limit is None else max(0, limit.n - self.running_in(scope, name))
+        if limit is None or limit.is_over(self.now):
+            return None
+        return max(0, limit.n - self.running_in(scope, name))
+
+    def ruling(self, kind: RuleKind, scope: Scope, name: str) -> Rule | None:
+        """The rule, if it is not over."""
+        rule = self.rule(kind, scope, name)
+        return None if rule is None or rule.is_over(self.now) else rule
 
     def held(self, lease: Lease) -> E | None:
         """The running job that this lease is for, if it still is."""
@@ -321,6 +335,8 @@ class Steps(ClockSteps[E, B]):
 
     def sweep(self, limit: int) -> Swept:
         behind = self.follow_clock(limit)
+        for rule in self.rules_over(limit):
+            self.remove_rule(rule)
         promoted = self.promote(limit)
         lost = self.lost(limit)
         to_front: list[E] = []

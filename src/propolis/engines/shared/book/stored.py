@@ -12,6 +12,7 @@ reads a range of them, a bite at most.
     parked <queue> <task> <rank> <number>  those that wait for somebody who knows their task
     due <queue> <time> <number>         those that are not due yet; also as timer <time> <number>
     expiry, until, keep <time> <number> when they expire, are lost, are forgotten
+    rule-end <time> <kind> <scope> <name>  when a rule is over
     kept <queue> <state> <time> …       those that have ended
 """
 
@@ -24,6 +25,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from propolis.core.batch import Batch, BatchStatus
+from propolis.core.clock import to_us
 from propolis.core.envelope import Envelope
 from propolis.core.job import Member, State
 from propolis.core.protocols import BITE, COUNTED, REMOVALS, Counts, Filter, Page, Rule, RuleKind, Scope
@@ -89,6 +91,7 @@ class StoreBook(Steps[StoredEntry, StoredBatch]):
         self.pages = Pages(table)
         self.numbers = self.pages.get("numbers", Numbers) or Numbers()
         self.ruled = self.pages.has("rule") or self.pages.has("thaw")
+        self._names_task_keys: bool | None = None
         self.removals = self._removals()
         self._stored: dict[str, tuple[set[str], list[Tally]]] = {}  # the marks and tallies that are stored
         self._line_changed = False
@@ -192,6 +195,8 @@ class StoreBook(Steps[StoredEntry, StoredBatch]):
         for _, job_id in self.pages.until(self.now_us, BITE, "due", queue):
             self.place(self._there(job_id))
         if self.ruled:
+            for rule in self.rules_over(FEW):
+                self.remove_rule(rule)
             if self.room(Scope.QUEUE, queue) == 0:
                 return
             self._thaw(queue)
@@ -301,17 +306,43 @@ class StoreBook(Steps[StoredEntry, StoredBatch]):
         start, end = _within("rule")
         if after is not None:
             start = key("rule", after.kind, after.scope, after.name) + "\0"
-        return [rule for _, rule in self.pages.listed(Rule, start, end, limit)]
+        found: list[Rule] = []
+        while len(found) < limit and (page := self.pages.listed(Rule, start, end, limit)):
+            found += [rule for _, rule in page if not rule.is_over(self.now)]
+            start = page[-1][0] + "\0"
+        return found[:limit]
+
+    def rules_over(self, limit: int) -> list[Rule]:
+        if not self.ruled:
+            return []
+        over = [mark.split("\0", 4)[2:] for mark, _ in self.pages.until(self.now_us, limit, "rule-end")]
+        found = [self.rule(RuleKind(kind), Scope(scope), name) for kind, scope, name in over]
+        return [rule for rule in found if rule is not None]
+
+    def names_task_keys(self) -> bool:
+        if self._names_task_keys is None:
+            kinds = (RuleKind.PAUSE, RuleKind.BLOCK)
+            self._names_task_keys = any(self.pages.has("rule", kind, Scope.TASK_KEY) for kind in kinds)
+        return self._names_task_keys
 
     def set_rule(self, rule: Rule) -> None:
+        self._keep_rule(rule.kind, rule.scope, rule.name, rule)
         self.ruled = True
-        self.pages.put(key("rule", rule.kind, rule.scope, rule.name), rule)
         self.pages.table.delete(key("thaw", rule.scope, rule.name))
         self._loosen(rule.scope, rule.name)
 
     def remove_rule(self, rule: Rule) -> None:
-        self.pages.put(key("rule", rule.kind, rule.scope, rule.name), None)
+        self._keep_rule(rule.kind, rule.scope, rule.name, None)
         self._loosen(rule.scope, rule.name)
+
+    def _keep_rule(self, kind: RuleKind, scope: Scope, name: str, rule: Rule | None) -> None:
+        """With a mark of its end, if it has one."""
+        before = self.rule(kind, scope, name)
+        if before is not None and before.until is not None:
+            self.pages.table.delete(key("rule-end", to_us(before.until), kind, scope, name))
+        if rule is not None and rule.until is not None:
+            self.pages.mark(key("rule-end", to_us(rule.until), kind, scope, name))
+        self.pages.put(key("rule", kind, scope, name), rule)
 
     def _loosen(self, scope: Scope, name: str) -> None:
         """Some of those that were kept back may start."""
@@ -338,7 +369,7 @@ class StoreBook(Steps[StoredEntry, StoredBatch]):
         """Where it stood in line, or ran, a limit may have room for another one."""
         if self.ruled and any(mark.startswith(("line\0", "until\0")) for mark in marks):
             for scope, name in entry.scopes()[1:]:
-                is_limited = self.rule(RuleKind.LIMIT, scope, name) is not None
+                is_limited = self.ruling(RuleKind.LIMIT, scope, name) is not None
                 if is_limited and (scope, name) != entry.by and self.room(scope, name):
                     self._let_go(scope, name, 1)
 
@@ -460,7 +491,8 @@ class StoreBook(Steps[StoredEntry, StoredBatch]):
 
     def next_us(self) -> int | None:
         later = [
-            self.pages.between(key(kind, self.now_us + 1), kind + "\1", 1) for kind in ("timer", "until")
+            self.pages.between(key(kind, self.now_us + 1), kind + "\1", 1)
+            for kind in ("timer", "until", "rule-end")
         ]
         times = [number_in(found[0][0], 1) for found in later if found]
         record_us = self.records().next_us()

@@ -95,12 +95,14 @@ DELETE FROM propolis_expiring WHERE expires_us = :expires_us AND seq = :seq;
 
 -- name: anything
 -- Is there something to lease in this queue?  A cheap read that takes no lock.
-SELECT NOT EXISTS (SELECT 1 FROM propolis_rule WHERE kind IN ('pause', 'block') AND scope = 'queue' AND name = :queue)
+SELECT NOT EXISTS (SELECT 1 FROM propolis_rule WHERE kind IN ('pause', 'block') AND scope = 'queue' AND name = :queue
+                      AND (until_us IS NULL OR until_us > :now_us))
    AND (EXISTS (SELECT 1 FROM propolis_ready WHERE queue = :queue)
      OR EXISTS (SELECT 1 FROM propolis_scheduled WHERE queue = :queue AND due_us <= :now_us)
      OR EXISTS (SELECT 1 FROM propolis_group INDEXED BY propolis_group_opened WHERE queue = :queue AND opened)
      OR EXISTS (SELECT 1 FROM propolis_parked
-                 WHERE queue = :queue AND task IN (SELECT value FROM json_each(:tasks))));
+                 WHERE queue = :queue AND task IN (SELECT value FROM json_each(:tasks)))
+     OR EXISTS (SELECT 1 FROM propolis_rule WHERE until_us <= :now_us));
 
 -- name: due
 SELECT queue, due_us, seq FROM propolis_scheduled WHERE queue = :queue AND due_us <= :now_us ORDER BY due_us, seq LIMIT :most;
@@ -416,6 +418,7 @@ SELECT id FROM propolis_batch WHERE keep_us <= :now_us OR (sealed = 0 AND open_u
 SELECT min(moment) FROM (
     SELECT min(due_us) AS moment FROM propolis_scheduled WHERE due_us > :now_us UNION ALL
     SELECT min(until_us) FROM propolis_running WHERE until_us > :now_us UNION ALL
+    SELECT min(until_us) FROM propolis_rule WHERE until_us > :now_us UNION ALL
     SELECT min(at_us) FROM propolis_record WHERE at_us > :now_us UNION ALL
     SELECT min(expires_us) FROM propolis_record WHERE expires_us > :now_us);
 
@@ -496,11 +499,13 @@ SELECT member, id, 'running', NULL, NULL FROM propolis_batch
  ORDER BY member, id LIMIT :most;
 
 -- name: rules
-SELECT kind, scope, name, n FROM propolis_rule WHERE (kind, scope, name) > (:kind, :scope, :name)
+SELECT kind, scope, name, n, set_by, why, set_us, until_us FROM propolis_rule
+ WHERE (kind, scope, name) > (:kind, :scope, :name) AND (until_us IS NULL OR until_us > :now_us)
  ORDER BY kind, scope, name LIMIT :most;
 
 -- name: rules_of
-SELECT kind, n FROM propolis_rule WHERE kind IN ('block', 'limit', 'pause') AND scope = :scope AND name = :name;
+SELECT kind, n FROM propolis_rule WHERE kind IN ('block', 'limit', 'pause') AND scope = :scope AND name = :name
+   AND (until_us IS NULL OR until_us > :now_us);
 
 -- name: circumstances
 -- What a lease has to look into: any rule, jobs that were set aside, what is being removed.
@@ -509,21 +514,27 @@ SELECT EXISTS (SELECT 1 FROM propolis_rule),
        EXISTS (SELECT 1 FROM propolis_removal);
 
 -- name: ruled_scopes
--- Are there rules on queues, on tasks, on keys?
+-- Are there rules on queues, on tasks, on keys, on tasks of one key, and some that are over?
 SELECT EXISTS (SELECT 1 FROM propolis_rule WHERE kind IN ('block', 'limit', 'pause') AND scope = 'queue'),
        EXISTS (SELECT 1 FROM propolis_rule WHERE kind IN ('block', 'limit', 'pause') AND scope = 'task'),
-       EXISTS (SELECT 1 FROM propolis_rule WHERE kind IN ('block', 'limit', 'pause') AND scope = 'key');
+       EXISTS (SELECT 1 FROM propolis_rule WHERE kind IN ('block', 'limit', 'pause') AND scope = 'key'),
+       EXISTS (SELECT 1 FROM propolis_rule WHERE kind IN ('block', 'pause') AND scope = 'task_key'),
+       EXISTS (SELECT 1 FROM propolis_rule WHERE until_us <= :now_us);
 
 -- name: cap
-SELECT n FROM propolis_rule WHERE kind = 'cap' AND scope = 'queue' AND name = :queue;
+SELECT n, until_us FROM propolis_rule WHERE kind = 'cap' AND scope = 'queue' AND name = :queue;
 
 -- name: add_rule
-INSERT INTO propolis_rule (kind, scope, name, n) VALUES (:kind, :scope, :name, :n)
-ON CONFLICT (kind, scope, name) DO UPDATE SET n = excluded.n WHERE n <> excluded.n
-RETURNING 1;
+INSERT INTO propolis_rule (kind, scope, name, n, set_by, why, set_us, until_us)
+VALUES (:kind, :scope, :name, :n, :set_by, :why, :now_us, :until_us);
 
 -- name: remove_rule
-DELETE FROM propolis_rule WHERE kind = :kind AND scope = :scope AND name = :name RETURNING 1;
+-- Gives whether it was over.
+DELETE FROM propolis_rule WHERE kind = :kind AND scope = :scope AND name = :name
+RETURNING coalesce(until_us <= :now_us, 0);
+
+-- name: rules_over
+SELECT kind, scope, name FROM propolis_rule WHERE until_us <= :now_us ORDER BY until_us LIMIT :most;
 
 -- name: removals
 SELECT name, upto, removed, since_us, cancels FROM propolis_removal LIMIT :most;

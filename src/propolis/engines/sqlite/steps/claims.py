@@ -137,7 +137,9 @@ class Claim:
 
     def _takes_all(self, queue: str, rows: list[Any]) -> bool:
         """As mostly: there is no reason why any of them should not start."""
-        if self._removed or self._rules.rules_jobs or any(map(_EXPIRES, rows)):
+        if self._removed or any(map(_EXPIRES, rows)):
+            return False
+        if self._rules.rules_jobs and self._rules.may_keep_back(set(map(_NAMES, rows))):
             return False
         before = len(self.leases)
         try:

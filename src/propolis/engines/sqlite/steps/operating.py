@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sqlite3
 
-from propolis.core.clock import from_us
+from propolis.core.clock import from_us, to_us
 from propolis.core.job import Event, State
-from propolis.core.protocols import BITE, Rule, RuleKind, Scope
+from propolis.core.protocols import BITE, Rule
 from propolis.core.transitions import Step
 from propolis.engines.sqlite.rows import LiveJob, history_with, text_of
 from propolis.engines.sqlite.steps import removals
 from propolis.engines.sqlite.steps.batches import batch_row, remove_batch
 from propolis.engines.sqlite.steps.lines import place, unplace
 from propolis.engines.sqlite.steps.removals import Leftover
+from propolis.engines.sqlite.steps.rulebook import remove_rule
 from propolis.engines.sqlite.steps.settling import end_waiting, job_by_number, live_job, make_ready
 from propolis.engines.sqlite.steps.work import Work
 
@@ -140,12 +141,17 @@ def remove_on(work: Work, limit: int) -> None:
 
 
 def add_rule(work: Work, rule: Rule) -> bool:
-    work.woken.add(None)
-    work.run("open_groups", scope=rule.scope, name=rule.name)
-    return work.answered("add_rule", kind=rule.kind, scope=rule.scope, name=rule.name, n=rule.n)
-
-
-def remove_rule(work: Work, kind: RuleKind, scope: Scope, name: str) -> bool:
-    work.woken.add(None)
-    work.run("open_groups", scope=scope, name=name)
-    return work.answered("remove_rule", kind=kind, scope=scope, name=name)
+    was_there = remove_rule(work, rule.kind, rule.scope, rule.name)
+    until = rule.set_at(from_us(work.now_us)).until
+    work.run(
+        "add_rule",
+        kind=rule.kind,
+        scope=rule.scope,
+        name=rule.name,
+        n=rule.n,
+        set_by=rule.by,
+        why=rule.why,
+        now_us=work.now_us,
+        until_us=None if until is None else to_us(until),
+    )
+    return not was_there

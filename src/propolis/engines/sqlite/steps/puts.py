@@ -42,7 +42,7 @@ def check_room(work: Work, queues: set[str]) -> None:
     """After the fact: what raises is rolled back."""
     for queue in queues:
         row = work.run("cap", queue=queue).fetchone()
-        if row is not None:
+        if row is not None and (row[1] is None or row[1] > work.now_us):
             tally = work.tally(queue)
             if sum(tally[where] for where in WAITING) > row[0]:
                 raise QueueFull(queue, row[0])

@@ -13,6 +13,7 @@ from propolis.engines.sqlite.steps import records
 from propolis.engines.sqlite.steps.batches import remove_batch
 from propolis.engines.sqlite.steps.lines import stand_due
 from propolis.engines.sqlite.steps.operating import remove_on
+from propolis.engines.sqlite.steps.rulebook import remove_over
 from propolis.engines.sqlite.steps.settling import (
     apply_step,
     expire,
@@ -31,6 +32,7 @@ LEEWAY = {"tolerated_us": TOLERATED_US, "remembered_us": REMEMBERED_US}
 def sweep(work: Work, limit: int, *, reaps: bool = True) -> Swept:
     """It does not reap where those that run may not have been able to say that they do."""
     behind = follow_clock(work, limit)
+    rules_over = remove_over(work, limit)
     due = work.run("due_anywhere", now_us=work.now_us, most=limit).fetchall()
     promoted = stand_due(work, due)
     lost = [row[0] for row in work.run("lost_leases", now_us=work.now_us, most=limit)] if reaps else []
@@ -41,7 +43,7 @@ def sweep(work: Work, limit: int, *, reaps: bool = True) -> Swept:
     next_us = one(work.db, "next_moment", now_us=work.now_us)
     full = (
         behind
-        or limit in (promoted, len(lost), len(over))
+        or limit in (promoted, len(lost), len(over), rules_over)
         or removed >= limit
         or work.answered("removals", most=1)
     )

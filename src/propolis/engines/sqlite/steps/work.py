@@ -20,7 +20,7 @@ TOLERATED_US = 1_000_000  # a clock that is corrected by less is left alone
 TALLIES = ("put", "deleted", "ready", "scheduled", "held", "parked", "running", "done", "dead", "cancelled")
 _ARRIVED = {"put", "ready"}  # what most puts change
 WAITING = ("ready", "scheduled", "held", "parked")
-Named = tuple[Scope, str]  # a task or a key
+Named = tuple[Scope, str]  # a task, a key, or a task of one key
 Changes = defaultdict[str, int]
 _no_changes: partial[Changes] = partial(defaultdict, int)
 

@@ -70,7 +70,15 @@ from propolis.testing.engines.mutants.puts import (
     UniqueIgnored,
     UniqueNeverFreed,
 )
-from propolis.testing.engines.mutants.rules import BlockIgnored, CapIgnored, LimitIgnored, PauseIgnored
+from propolis.testing.engines.mutants.rules import (
+    BlockIgnored,
+    CapIgnored,
+    EveryKey,
+    ForgetsWho,
+    LimitIgnored,
+    OverAndHolding,
+    PauseIgnored,
+)
 from propolis.testing.engines.mutants.wrapped import Wrapped
 
 MUTANTS: dict[str, type[Wrapped]] = {
@@ -122,6 +130,9 @@ MUTANTS: dict[str, type[Wrapped]] = {
     "a block ignored": BlockIgnored,
     "a limit ignored": LimitIgnored,
     "a cap ignored": CapIgnored,
+    "a rule holds that is over": OverAndHolding,
+    "a rule on a task of one key holds for every key": EveryKey,
+    "a rule set again says what it said": ForgetsWho,
     "no callback": NoCallback,
     "no callback for a failure": NoFailedCallback,
     "a callback twice": CallbackTwice,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from propolis.core.job import Dead, Done, Released, Retried
-from propolis.core.protocols import Engine, Rule, RuleKind, Scope
+from propolis.core.protocols import LIMIT_SCOPES, Engine, Rule, RuleKind, Scope
 from propolis.testing.clock import FakeClock
-from propolis.testing.engines.promises.ruling import NAMES, a_ruled_job, every_scope
+from propolis.testing.engines.promises.ruling import NAMES, a_ruled_job
 from propolis.testing.engines.samples import HOLDER, SPAN
 from propolis.testing.engines.steps import (
+    HOUR,
+    bare,
     counts,
     lose_leases,
     order,
@@ -17,6 +21,8 @@ from propolis.testing.engines.steps import (
     take,
     take_one,
 )
+
+every_limit = pytest.mark.parametrize("scope", sorted(LIMIT_SCOPES), ids=str)
 
 
 class LimitingPromise:
@@ -29,11 +35,31 @@ class LimitingPromise:
             await engine.add_rule(rule)
         await engine.add_rule(Rule(RuleKind.LIMIT, Scope.QUEUE, "mail", 1))
 
-        assert await engine.add_rule(Rule(RuleKind.LIMIT, Scope.QUEUE, "mail", 2)) is True
+        assert await engine.add_rule(Rule(RuleKind.LIMIT, Scope.QUEUE, "mail", 2)) is False
 
-        assert set(await engine.rules()) == {Rule(RuleKind.LIMIT, Scope.QUEUE, "mail", 2), *others}
+        assert set(bare(await engine.rules())) == {Rule(RuleKind.LIMIT, Scope.QUEUE, "mail", 2), *others}
 
-    @every_scope
+    @every_limit
+    async def test_a_limit_ends_at_its_time(self, engine: Engine, clock: FakeClock, scope: Scope) -> None:
+        """T2, I2; and is set anew as if it had never been."""
+        ids = [await a_ruled_job(engine) for _ in range(3)]
+        rule = Rule(RuleKind.LIMIT, scope, NAMES[scope], 1, by="anna", lasts=HOUR)
+        await engine.add_rule(rule)
+        assert [lease.id for lease in await take(engine, span=9 * HOUR)] == ids[:1]
+        clock.advance(HOUR)
+
+        assert await engine.rules() == []
+        assert [lease.id for lease in await take(engine, span=9 * HOUR)] == ids[1:]
+        assert await engine.add_rule(rule) is True
+
+        last = await a_ruled_job(engine)
+        assert await take(engine) == []
+        await engine.sweep()
+        clock.advance(HOUR)
+        await engine.sweep()
+        assert await order(engine) == [last]
+
+    @every_limit
     async def test_a_limit_lets_so_many_run_at_once(self, engine: Engine, scope: Scope) -> None:
         """T2, I2."""
         ids = [await a_ruled_job(engine) for _ in range(4)]
@@ -47,7 +73,7 @@ class LimitingPromise:
         assert [lease.id for lease in (first, second, third)] == ids[:3]
         assert await take(engine) == []
 
-    @every_scope
+    @every_limit
     async def test_a_limit_on_one_does_not_bind_the_others(self, engine: Engine, scope: Scope) -> None:
         """T2, L1."""
         await engine.add_rule(Rule(RuleKind.LIMIT, scope, NAMES[scope], 1))

@@ -20,6 +20,7 @@ from propolis.testing.engines.steps import (
     OpenEngine,
     a_dead_job,
     a_done_job,
+    bare,
     counts,
     found,
     info_of,
@@ -287,7 +288,7 @@ class SharingPromise:
 
         again = await another()
 
-        assert await again.rules() == [rule]
+        assert bare(await again.rules()) == [rule]
         assert await status(again, "b") == before
         await settle_one(again, await take_one(again), Done())
         assert (await counts(again, "callbacks")).ready == 1

@@ -109,7 +109,7 @@ BEGIN
     END IF;
     field := add_job(t, j, false);
     IF field IS NULL THEN
-        PERFORM check_room(ARRAY[j.queue]);
+        PERFORM check_room(t.now_us, ARRAY[j.queue]);
         INSERT INTO unannounced (queue) VALUES (j.queue);
     END IF;
     RETURN coalesce(field, j.id);

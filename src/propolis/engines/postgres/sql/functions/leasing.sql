@@ -4,12 +4,13 @@
 CREATE FUNCTION bite() RETURNS integer LANGUAGE sql IMMUTABLE AS $$ SELECT 1000 $$;
 
 -- How many more jobs may run under the rules of this name; NULL: any number.
-CREATE FUNCTION room_under(of_scope text, of_name text) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE FUNCTION room_under(t terms, of_scope text, of_name text) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     room bigint;
 BEGIN
     SELECT min(CASE kind WHEN 'limit' THEN n ELSE 0 END) INTO room FROM rule
-     WHERE kind IN ('block', 'limit', 'pause') AND scope = of_scope AND name = of_name;
+     WHERE kind IN ('block', 'limit', 'pause') AND scope = of_scope AND name = of_name
+       AND (until_us IS NULL OR until_us > t.now_us);
     IF room > 0 THEN
         CASE of_scope
             WHEN 'key' THEN room := room - (SELECT count(*) FROM (SELECT FROM running WHERE limit_key = of_name LIMIT room) AS r);
@@ -75,7 +76,7 @@ END $$;
 
 -- Let those stand in line again, in their old places, whose rule keeps them back no more, up to `want` of each rule.  Gives their
 -- ids, and how many of them may leave the line until another one of the same rule may have to stand there.
-CREATE FUNCTION unhold(of_queue text, want integer, OUT ids text[], OUT enough bigint) LANGUAGE plpgsql AS $$
+CREATE FUNCTION unhold(t terms, of_queue text, want integer, OUT ids text[], OUT enough bigint) LANGUAGE plpgsql AS $$
 DECLARE
     scopes text[];
     names text[];
@@ -89,7 +90,7 @@ BEGIN
                         ARRAY(SELECT n FROM unnest(scopes, names) AS l (s, n) WHERE s = 'key'));
     FOR n IN 1..coalesce(cardinality(scopes), 0) LOOP
         EXIT WHEN cardinality(ids) >= bite();
-        room := coalesce(room_under(scopes[n], names[n]), want);
+        room := coalesce(room_under(t, scopes[n], names[n]), want);
         CONTINUE WHEN room <= 0;
         WITH free AS (
             DELETE FROM held WHERE ctid = ANY (ARRAY(
@@ -129,6 +130,11 @@ BEGIN
       FROM gone JOIN unnest(ids, scopes, names) AS of (id, scope, name) ON of.id = gone.id;
 END $$;
 
+-- The names that rules on a task of one key would have for these jobs in line.
+CREATE FUNCTION task_keys_of(places tid[]) RETURNS text[] LANGUAGE sql STABLE AS $$
+    SELECT coalesce(array_agg(DISTINCT task || ' ' || limit_key), '{}') FROM ready WHERE ctid = ANY (places) AND limit_key IS NOT NULL
+$$;
+
 -- Whether a rule, or somebody who removes a queue or a batch, may want one of these jobs in line.
 CREATE FUNCTION concerned(places tid[]) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
@@ -138,6 +144,8 @@ BEGIN
     SELECT array_agg(DISTINCT task), array_agg(DISTINCT limit_key) INTO of_tasks, of_keys FROM ready WHERE ctid = ANY (places);
     RETURN EXISTS (SELECT FROM rule WHERE kind IN ('block', 'limit', 'pause') AND scope = 'task' AND name = ANY (of_tasks))
         OR EXISTS (SELECT FROM rule WHERE kind IN ('block', 'limit', 'pause') AND scope = 'key' AND name = ANY (of_keys))
+        OR EXISTS (SELECT FROM rule WHERE kind IN ('block', 'pause') AND scope = 'task_key')
+           AND EXISTS (SELECT FROM rule WHERE kind IN ('block', 'pause') AND scope = 'task_key' AND name = ANY (task_keys_of(places)))
         OR EXISTS (SELECT FROM removal)
            AND EXISTS (SELECT FROM ready AS r WHERE r.ctid = ANY (places)
                           AND is_removed(r.queue, CASE WHEN r.stepped IS NOT TRUE THEN r.batch END, r.seq));
@@ -162,21 +170,24 @@ DECLARE
 BEGIN
     aside := 0;
     look_again := false;
-    SELECT r.scopes, r.names, r.rooms INTO scopes, names, rooms FROM rooms_for(of_queue, places) AS r;
+    SELECT r.scopes, r.names, r.rooms INTO scopes, names, rooms FROM rooms_for(t, of_queue, places) AS r;
     FOR c IN
         SELECT r.ctid AS place, r.id, r.expires_us <= t.now_us AS expired, octet_length(r.body) AS bytes,
                is_removed(r.queue, CASE WHEN r.stepped IS NOT TRUE THEN r.batch END, r.seq) AS removed,
-               g.id IS NOT NULL AS let_go, k.n AS by_key, q.n AS by_queue, u.n AS by_task
+               g.id IS NOT NULL AS let_go, k.n AS by_key, q.n AS by_queue, u.n AS by_task,
+               b.n AS by_both
           FROM ready AS r
           LEFT JOIN unnest(let_go) AS g (id) ON g.id = r.id
           LEFT JOIN unnest(scopes, names) WITH ORDINALITY AS k (scope, name, n) ON k.scope = 'key' AND k.name = r.limit_key
           LEFT JOIN unnest(scopes, names) WITH ORDINALITY AS q (scope, name, n) ON q.scope = 'queue' AND q.name = r.queue
           LEFT JOIN unnest(scopes, names) WITH ORDINALITY AS u (scope, name, n) ON u.scope = 'task' AND u.name = r.task
+          LEFT JOIN unnest(scopes, names) WITH ORDINALITY AS b (scope, name, n)
+                 ON b.scope = 'task_key' AND b.name = r.task || ' ' || r.limit_key
          WHERE r.ctid = ANY (places) ORDER BY r.rank, r.pos
     LOOP
         enough := enough - c.let_go::integer;
         ruling := CASE WHEN rooms[c.by_key] <= 0 THEN c.by_key WHEN rooms[c.by_queue] <= 0 THEN c.by_queue
-                   WHEN rooms[c.by_task] <= 0 THEN c.by_task END;
+                   WHEN rooms[c.by_task] <= 0 THEN c.by_task WHEN rooms[c.by_both] <= 0 THEN c.by_both END;
         IF c.expired OR c.removed THEN
             PERFORM put_away(t, c.id, c.removed);
         ELSIF ruling IS NOT NULL THEN
@@ -223,7 +234,7 @@ BEGIN
     LOOP
         -- Where one that was let go is not taken after all, the next of those held must stand before we go on.
         IF look_again THEN
-            freed := unhold(of_queue, reach);
+            freed := unhold(t, of_queue, reach);
             let_go := coalesce(let_go, '{}') || freed.ids;
             enough := freed.enough;
             looks := looks + 1;
@@ -268,7 +279,7 @@ BEGIN
         step := want;
         last_rank := -32768;
         last_pos := 0;
-        CONTINUE WHEN room_under('task', line) <= 0;
+        CONTINUE WHEN room_under(t, 'task', line) <= 0;
         WHILE want > 0 AND aside < bite() LOOP
             WITH free AS (
                 DELETE FROM held WHERE ctid = ANY (ARRAY(
@@ -302,14 +313,19 @@ BEGIN
 END $$;
 
 -- The rules that these jobs in line are under, with the room that each leaves.
-CREATE FUNCTION rooms_for(of_queue text, places tid[], OUT scopes text[], OUT names text[], OUT rooms bigint[]) LANGUAGE plpgsql AS $$
+CREATE FUNCTION rooms_for(t terms, of_queue text, places tid[], OUT scopes text[], OUT names text[], OUT rooms bigint[]) LANGUAGE plpgsql AS $$
 DECLARE
     of_tasks text[] := ARRAY(SELECT DISTINCT task FROM ready WHERE ctid = ANY (places));
     of_keys text[] := ARRAY(SELECT DISTINCT limit_key FROM ready WHERE ctid = ANY (places));
+    of_both text[] := '{}';
 BEGIN
     PERFORM lock_limits(of_queue, of_tasks, of_keys);
-    SELECT array_agg(r.scope), array_agg(r.name), array_agg(room_under(r.scope, r.name)) INTO scopes, names, rooms FROM (
-        SELECT scope, name FROM scopes_of(of_queue, of_tasks, of_keys) AS s
+    IF EXISTS (SELECT FROM rule WHERE kind IN ('block', 'pause') AND scope = 'task_key') THEN
+        of_both := task_keys_of(places);
+    END IF;
+    SELECT array_agg(r.scope), array_agg(r.name), array_agg(room_under(t, r.scope, r.name)) INTO scopes, names, rooms FROM (
+        SELECT scope, name
+          FROM (SELECT scope, name FROM scopes_of(of_queue, of_tasks, of_keys) UNION ALL SELECT 'task_key', unnest(of_both)) AS s
          WHERE (SELECT true FROM rule WHERE kind IN ('block', 'limit', 'pause') AND scope = s.scope AND name = s.name LIMIT 1)) AS r;
 END $$;
 
@@ -508,12 +524,13 @@ BEGIN
     -- (Whatever the statistics say, what is due is found by its time.)
     SELECT (SELECT true FROM scheduled WHERE queue = of_queue AND due_us > coalesce(from_due, 0) AND due_us <= t.now_us
              ORDER BY due_us LIMIT 1) IS NOT NULL,
-           EXISTS (SELECT FROM rule WHERE kind IN ('block', 'pause') AND scope = 'queue' AND name = of_queue),
+           EXISTS (SELECT FROM rule WHERE kind IN ('block', 'pause') AND scope = 'queue' AND name = of_queue
+                      AND (until_us IS NULL OR until_us > t.now_us)),
            EXISTS (SELECT FROM rule WHERE kind = 'limit' AND scope = 'queue' AND name = of_queue),
            EXISTS (SELECT FROM held WHERE queue = of_queue AND hold_scope < 'parked')
                OR EXISTS (SELECT FROM held WHERE queue = of_queue AND hold_scope > 'parked'),
            of_tasks <> '{}' AND EXISTS (SELECT FROM held WHERE queue = of_queue AND hold_scope = 'parked'),
-           EXISTS (SELECT FROM rule WHERE kind IN ('block', 'limit', 'pause') AND scope IN ('key', 'task'))
+           EXISTS (SELECT FROM rule WHERE kind IN ('block', 'limit', 'pause') AND scope IN ('key', 'task', 'task_key'))
                OR EXISTS (SELECT FROM removal)
       INTO due, paused, singly, keeps, parked, ruled;
     IF due THEN
@@ -527,7 +544,7 @@ BEGIN
     END IF;
     IF singly THEN
         PERFORM lock_limits(of_queue, '{}', '{}');
-        want := least(want, room_under('queue', of_queue));
+        want := least(want, room_under(t, 'queue', of_queue));
         IF want <= 0 THEN
             RETURN;  -- the same
         END IF;
@@ -546,7 +563,7 @@ BEGIN
     IF NOT singly THEN
         let_go := '{}';
         IF keeps THEN
-            freed := unhold(of_queue, want);
+            freed := unhold(t, of_queue, want);
             let_go := freed.ids;
             enough := freed.enough;
         END IF;

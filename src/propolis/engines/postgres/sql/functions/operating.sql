@@ -125,27 +125,51 @@ BEGIN
     RETURN those;
 END $$;
 
-CREATE FUNCTION add_rule(of_kind text, of_scope text, of_name text, of_n integer) RETURNS boolean
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+-- Set a rule: until a time, for a while from now, or for good.  Says whether it is new, and did not only replace one.
+CREATE FUNCTION add_rule(
+    at bigint, of_kind text, of_scope text, of_name text, of_n integer, who text, reason text, span_us bigint, ends_us bigint
+) RETURNS boolean LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
-    changed boolean;
+    t terms := (moment(at), NULL, NULL);
+    before record;
+    ends bigint := coalesce(t.now_us + span_us, ends_us);
 BEGIN
-    INSERT INTO rule (kind, scope, name, n) VALUES (of_kind, of_scope, of_name, of_n)
-    ON CONFLICT (kind, scope, name) DO UPDATE SET n = excluded.n WHERE rule.n <> excluded.n;
-    changed := FOUND;
     PERFORM wake('');
-    RETURN changed;
+    LOOP
+        INSERT INTO rule (kind, scope, name, n, set_by, why, set_us, until_us)
+        VALUES (of_kind, of_scope, of_name, of_n, who, reason, t.now_us, ends) ON CONFLICT (kind, scope, name) DO NOTHING;
+        IF FOUND THEN
+            RETURN true;
+        END IF;
+        SELECT until_us INTO before FROM rule WHERE kind = of_kind AND scope = of_scope AND name = of_name FOR UPDATE;
+        IF FOUND THEN  -- else somebody has removed it meanwhile
+            UPDATE rule SET n = of_n, set_by = who, why = reason, set_us = t.now_us, until_us = ends
+             WHERE kind = of_kind AND scope = of_scope AND name = of_name;
+            RETURN coalesce(before.until_us <= t.now_us, false);
+        END IF;
+    END LOOP;
 END $$;
 
-CREATE FUNCTION remove_rule(of_kind text, of_scope text, of_name text) RETURNS boolean
+-- Says whether it was there, and not over.
+CREATE FUNCTION remove_rule(at bigint, of_kind text, of_scope text, of_name text) RETURNS boolean
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
-    changed boolean;
+    held boolean;
 BEGIN
-    DELETE FROM rule WHERE kind = of_kind AND scope = of_scope AND name = of_name;
-    changed := FOUND;
+    DELETE FROM rule WHERE kind = of_kind AND scope = of_scope AND name = of_name
+    RETURNING coalesce(until_us > moment(at), true) INTO held;
     PERFORM wake('');
-    RETURN changed;
+    RETURN coalesce(held, false);
+END $$;
+
+-- Remove a bite of the rules that are over; part of a sweep.
+CREATE FUNCTION remove_rules_over(t terms, most integer) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM rule WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM rule WHERE until_us <= t.now_us ORDER BY until_us LIMIT most FOR UPDATE SKIP LOCKED));
+    IF FOUND THEN
+        PERFORM wake('');
+    END IF;
 END $$;
 
 

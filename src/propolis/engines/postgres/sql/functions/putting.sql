@@ -386,7 +386,7 @@ END $$;
 -- Refuse, after the fact, what makes more jobs wait than a cap allows: whoever raises is rolled back.
 -- The lock on the rule makes those who put at the same time wait and count one another; but nobody waits for the transaction of
 -- a caller's: what that has put counts from its commit on.
-CREATE FUNCTION check_room(queues text[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION check_room(now_us bigint, queues text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     r record;
     n bigint;
@@ -394,7 +394,9 @@ BEGIN
     IF NOT in_callers_transaction() THEN
         PERFORM FROM rule AS u WHERE u.kind = 'cap' AND u.name = ANY (queues) ORDER BY u.name FOR UPDATE;
     END IF;
-    FOR r IN SELECT u.name, u.n FROM rule AS u WHERE u.kind = 'cap' AND u.name = ANY (queues) ORDER BY u.name LOOP
+    FOR r IN SELECT u.name, u.n FROM rule AS u
+              WHERE u.kind = 'cap' AND u.name = ANY (queues) AND (u.until_us IS NULL OR u.until_us > now_us) ORDER BY u.name
+    LOOP
         n := waiting_in(r.name, r.n);
         IF n > r.n THEN
             RAISE EXCEPTION USING errcode = 'PP003', message = 'queue full',
@@ -409,7 +411,7 @@ DECLARE
     queues text[] := add_drafts(t, drafts, false);
 BEGIN
     IF bounded THEN
-        PERFORM check_room(queues);
+        PERFORM check_room(t.now_us, queues);
     END IF;
     PERFORM wake(queue) FROM (SELECT DISTINCT queue FROM unnest(queues) AS queue) AS each;
 END $$;
@@ -484,7 +486,7 @@ BEGIN
         END IF;
     END IF;
     IF EXISTS (SELECT FROM rule WHERE kind = 'cap') THEN
-        PERFORM check_room(ARRAY(SELECT q FROM unnest(queues) WITH ORDINALITY AS added (q, i) WHERE i <> ALL (coalesce(left_out, '{}'))));
+        PERFORM check_room(t.now_us, ARRAY(SELECT q FROM unnest(queues) WITH ORDINALITY AS added (q, i) WHERE i <> ALL (coalesce(left_out, '{}'))));
     END IF;
     IF new_batch IS NOT NULL AND seal_it THEN
         PERFORM seal_batch(t, new_batch->>'id');
@@ -533,7 +535,7 @@ BEGIN
     END IF;
     INSERT INTO tally (queue, put, deleted) VALUES (of_queue, 1, 0);
     IF capped THEN
-        PERFORM check_room(ARRAY[of_queue]);
+        PERFORM check_room(now_us, ARRAY[of_queue]);
     END IF;
     IF place % 1024 = 0 THEN
         PERFORM add_up_in_turn(1);

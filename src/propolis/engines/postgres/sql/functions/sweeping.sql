@@ -150,7 +150,7 @@ END $$;
 -- statistics say, what is due is found by its time.)
 CREATE FUNCTION to_sweep(
     t terms, dead_max bigint, OUT due boolean, OUT ending boolean, OUT counts boolean, OUT removing boolean, OUT old_jobs boolean,
-    OUT old_records boolean, OUT old_names boolean, OUT unannounced boolean
+    OUT old_records boolean, OUT old_names boolean, OUT unannounced boolean, OUT rules_over boolean
 ) LANGUAGE plpgsql STABLE AS $$
 BEGIN
     SELECT coalesce((SELECT true FROM scheduled WHERE due_us <= t.now_us ORDER BY due_us LIMIT 1), false),
@@ -164,8 +164,8 @@ BEGIN
                OR EXISTS (SELECT FROM feed_follower WHERE until_us <= t.now_us)
                OR EXISTS (SELECT FROM feed WHERE expires_hour <= t.now_us / 3600000000 AND expires_us <= t.now_us),
            EXISTS (SELECT FROM known WHERE until_us <= t.now_us) OR EXISTS (SELECT FROM token WHERE until_us <= t.now_us),
-           EXISTS (SELECT FROM unannounced)
-      INTO due, ending, counts, removing, old_jobs, old_records, old_names, unannounced;
+           EXISTS (SELECT FROM unannounced), EXISTS (SELECT FROM rule WHERE until_us <= t.now_us)
+      INTO due, ending, counts, removing, old_jobs, old_records, old_names, unannounced, rules_over;
     counts := counts OR ending;
     old_jobs := old_jobs OR (counts AND dead_max IS NOT NULL);  -- there may be too many dead ones once they are added up
 END $$;
@@ -284,6 +284,13 @@ BEGIN
             PERFORM part_failed('finish batches', sqlerrm);
         END;
     END IF;
+    IF todo.rules_over THEN
+        BEGIN
+            PERFORM remove_rules_over(t, most);
+        EXCEPTION WHEN OTHERS THEN
+            PERFORM part_failed('remove rules', sqlerrm);
+        END;
+    END IF;
     IF todo.unannounced THEN
         BEGIN
             PERFORM announce();
@@ -296,6 +303,7 @@ BEGIN
         (SELECT min(s.due_us) FROM scheduled s WHERE s.due_us > t.now_us),
         (SELECT min(r.until_us) FROM running r WHERE r.until_us > t.now_us),
         (SELECT min(c.until_us) FROM chunk c WHERE c.until_us > t.now_us),
+        (SELECT min(u.until_us) FROM rule u WHERE u.until_us > t.now_us),
         (SELECT min(r.at_us) FROM records r WHERE r.at_us > t.now_us));
     records_due := kinds_due(t.now_us);
     parked := parked_lines(100);
@@ -597,6 +605,7 @@ BEGIN
         again_us := come_back(
             now_us, seen, who, next_us,
             greatest(promoted, reaped, expired, removed) >= most OR EXISTS (SELECT FROM removal)
+                OR EXISTS (SELECT FROM rule u WHERE u.until_us <= sweep_by.now_us)
                 OR EXISTS (SELECT FROM batch b WHERE b.keep_us <= sweep_by.now_us)
                 OR EXISTS (SELECT FROM token k WHERE k.until_us <= sweep_by.now_us)
                 OR EXISTS (SELECT FROM known k WHERE k.until_us <= sweep_by.now_us));

@@ -146,7 +146,12 @@ CREATE INDEX token_until ON token (until_us);
 
 CREATE TABLE unique_key (key text COLLATE "C" PRIMARY KEY, id text NOT NULL);
 
-CREATE TABLE rule (kind text COLLATE "C", scope text COLLATE "C", name text COLLATE "C", n integer NOT NULL, PRIMARY KEY (kind, scope, name));
+-- A rule with an end is from then on as if it were not there, and removed by a sweep.
+CREATE TABLE rule (
+    kind text COLLATE "C", scope text COLLATE "C", name text COLLATE "C", n integer NOT NULL, set_by text NOT NULL, why text NOT NULL,
+    set_us bigint NOT NULL, until_us bigint, PRIMARY KEY (kind, scope, name)
+);
+CREATE INDEX rule_until ON rule (until_us) WHERE until_us IS NOT NULL;
 
 -- A job counts in the batch that it names if that was born before the job was put.  So those of a batch that is gone step
 -- nothing, also if there is one of that name again, and nobody has to look for them.

@@ -121,6 +121,12 @@ local function publish_woken()
     end
 end
 
+-- Is a rule over, kind:scope:name?  Then it is as if it were not there, until a sweep removes it.
+local function is_over(rule)
+    local ends = redis.call('ZSCORE', base .. 'rule_ends', rule)
+    return ends and tonumber(ends) <= now
+end
+
 -- How many more jobs have come to a queue, or gone from it, since it was made.
 local function count(queue, what, n)
     redis.call('HINCRBY', of_queue(queue, 'tally'), what, n)

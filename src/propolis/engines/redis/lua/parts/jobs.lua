@@ -320,7 +320,7 @@ end
 
 -- The groups of jobs in which this one may have been set aside.
 local function groups_of(j)
-    return {'task:' .. j.task, j.key and 'key:' .. j.key}
+    return {'task:' .. j.task, j.key and 'key:' .. j.key, j.key and 'task_key:' .. j.task .. ' ' .. j.key}
 end
 
 -- A group of jobs that were set aside is forgotten when it is empty.
@@ -516,6 +516,15 @@ local function count_some(on, most)
     return queue == nil
 end
 
+-- A bite of what is too much for one call to count, for each of some limits; gives whether all is counted.
+local function count_on(most)
+    local all = true
+    for _, on in ipairs(redis.call('SRANDMEMBER', COUNTING, 10)) do
+        all = count_some(on, most) and all
+    end
+    return all
+end
+
 -- Where there are few bundles, and a bite of jobs in all of them, these tell what runs: nobody has to look into all queues.
 -- Gives false if there are more.
 local function count_few(on)
@@ -548,6 +557,39 @@ local function end_limit(on)
     redis.call('HDEL', LIMITS, on)
     redis.call('SREM', COUNTING, on)
     redis.call('UNLINK', limited_by(on))
+end
+
+-- Forget a rule, kind:scope:name.  Gives whether it was there, and not over.
+local function forget_rule(rule)
+    local kind, scope, name = rule:match('^(%a+):([%a_]+):(.*)$')
+    local there
+    if kind == 'cap' then
+        there = redis.call('HDEL', base .. 'caps', name)
+    else
+        there = redis.call('HDEL', base .. 'rules', rule)
+    end
+    there = there == 1 and not is_over(rule)
+    redis.call('ZREM', base .. 'rule_names', rule)
+    redis.call('HDEL', base .. 'rule_terms', rule)
+    redis.call('ZREM', base .. 'rule_ends', rule)
+    if kind == 'limit' then
+        end_limit(scope .. ':' .. name)
+        redis.call('HDEL', base .. 'shares', rule)
+        redis.call('HDEL', base .. 'pool', rule)
+    end
+    wake_for(scope, name)
+    return there
+end
+
+-- Keep until when a rule holds, either for so long from now or until then, and what else it says.
+local function keep_terms(rule, lasts, ends, who_and_why)
+    ends = lasts ~= '' and now + tonumber(lasts) or tonumber(ends)
+    redis.call('HSET', base .. 'rule_terms', rule, whole(now) .. '\n' .. (ends and whole(ends) or '') .. '\n' .. who_and_why)
+    if ends then
+        redis.call('ZADD', base .. 'rule_ends', whole(ends), rule)
+    else
+        redis.call('ZREM', base .. 'rule_ends', rule)
+    end
 end
 
 -- The lease of a job ends, however it ended.

@@ -56,7 +56,7 @@ local function check_room(coming)
     end
     for queue, n in pairs(coming) do
         local cap = redis.call('HGET', base .. 'caps', queue)
-        if cap and waiting_in(queue) + n > tonumber(cap) then
+        if cap and not is_over('cap:queue:' .. queue) and waiting_in(queue) + n > tonumber(cap) then
             return redis.error_reply('PROPOLISFULL ' .. cap .. ' ' .. queue)
         end
     end

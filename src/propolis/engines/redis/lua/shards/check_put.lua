@@ -36,6 +36,6 @@ for n, batch in ipairs(list()) do
 end
 for n, queue in ipairs(list()) do
     local cap = redis.call('HGET', base .. 'caps', queue)
-    caps[n] = cap and {tonumber(cap), waiting_in(queue)}
+    caps[n] = cap and not is_over('cap:queue:' .. queue) and {tonumber(cap), waiting_in(queue)}
 end
 return {known_token(ARGV[5]) and 1 or 0, used, holders, batches, caps}

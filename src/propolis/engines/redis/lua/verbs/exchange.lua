@@ -252,18 +252,27 @@ end
 
 -- How many more may run because of the rules on a queue, task or key, as far as this call has asked; and on which of
 -- these there is a limit.
-local rooms, counted = {}, {}
+local rooms, counted, ends = {}, {}, {}
 -- Has a limit kept something back in this queue?  The job whose end makes room may be elsewhere: no news comes of that.
 local limited = false
 local LOOK_AGAIN_US = 1000000
+-- When the first of those rules is over that kept something back in this queue.
+local over_at
+
+-- Does a rule that is there hold?
+local function holds(rule, on)
+    local at = redis.call('ZSCORE', base .. 'rule_ends', rule)
+    ends[on] = at and math.min(tonumber(at), ends[on] or math.huge) or ends[on]
+    return not at or tonumber(at) > now
+end
 
 local function room(scope, name)
     local on = scope .. ':' .. name
     if not rooms[on] then
         local rules = redis.call('HMGET', base .. 'rules', 'pause:' .. on, 'block:' .. on, 'limit:' .. on)
-        if rules[1] or rules[2] then
+        if (rules[1] and holds('pause:' .. on, on)) or (rules[2] and holds('block:' .. on, on)) then
             rooms[on] = 0
-        elseif not rules[3] then
+        elseif not (rules[3] and holds('limit:' .. on, on)) then
             rooms[on] = math.huge
         elseif scope == 'queue' then
             rooms[on], counted[on] = tonumber(rules[3]) - redis.call('HLEN', of_queue(name, 'running')), true
@@ -274,6 +283,9 @@ local function room(scope, name)
         end
     end
     limited = limited or (counted[on] and rooms[on] <= 0)
+    if ends[on] and rooms[on] <= 0 then
+        over_at = math.min(ends[on], over_at or math.huge)
+    end
     return rooms[on]
 end
 
@@ -304,12 +316,29 @@ local function hold(j, number, group)
     end
 end
 
+-- Is there a rule on a task of one key?
+local names_both
+
+local function rules_both()
+    if names_both == nil then
+        names_both = false
+        for _, hold in ipairs({'block', 'pause'}) do
+            local first, past_all = '[' .. hold .. ':task_key:', '(' .. hold .. ':task_key;'
+            local found = redis.call('ZRANGEBYLEX', base .. 'rule_names', first, past_all, 'LIMIT', 0, 1)
+            names_both = names_both or #found > 0
+        end
+    end
+    return names_both
+end
+
 -- The rule that keeps a job back, as the group of those that it keeps back; nil if there is none.
 local function kept_back(j)
     if room('task', j.task) <= 0 then
         return 'task:' .. j.task
     elseif j.key and room('key', j.key) <= 0 then
         return 'key:' .. j.key
+    elseif j.key and rules_both() and room('task_key', j.task .. ' ' .. j.key) <= 0 then
+        return 'task_key:' .. j.task .. ' ' .. j.key
     end
     return nil
 end
@@ -475,7 +504,7 @@ local function sources_of(queue)
     local groups = n > BITE and redis.call('SRANDMEMBER', holds, BITE) or n > 0 and redis.call('SMEMBERS', holds) or {}
     for _, group in ipairs(groups) do
         local source = {key = of_queue(queue, 'held:' .. group), group = group}
-        source.scope, source.name = group:match('^(%a+):(.*)$')
+        source.scope, source.name = group:match('^([%a_]+):(.*)$')
         if room(source.scope, source.name) > 0 and see_next(source) then
             file(sources, source)
         end
@@ -564,6 +593,9 @@ local function due_in(queue)
     elseif limited then
         left = math.min(left or math.huge, LOOK_AGAIN_US)
     end
+    if over_at then
+        left = math.min(left or math.huge, math.max(0, over_at - now))
+    end
     return left or -1
 end
 
@@ -571,7 +603,7 @@ local per_queue = {}
 for _ = 1, tonumber(argument()) do
     local queue, want = argument(), tonumber(argument())
     want = math.min(want, limit - total)
-    limited, looked = false, 0
+    limited, looked, over_at = false, 0, nil
     local n = want > 0 and bytes < MAX_BYTES and take(queue, want) or 0
     per_queue[#per_queue + 1] = n
     per_queue[#per_queue + 1] = n < want and redis.call('LLEN', of_queue(queue, 'incoming')) or 0

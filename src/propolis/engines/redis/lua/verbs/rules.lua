@@ -1,11 +1,26 @@
 -- with: base
--- Up to ARGV[5] rules that come after ARGV[6], or '' to begin: of each kind:scope:name and n.
-local after = ARGV[6] == '' and '-' or '(' .. ARGV[6]
-local answer = {}
-for _, field in ipairs(redis.call('ZRANGEBYLEX', base .. 'rule_names', after, '+', 'LIMIT', 0, ARGV[5])) do
-    local capped = field:match('^cap:queue:(.*)$')
-    local n = capped and redis.call('HGET', base .. 'caps', capped) or redis.call('HGET', base .. 'rules', field)
-    answer[#answer + 1] = field
+-- Up to ARGV[5] rules that come after ARGV[6], or '' to begin, without those that are over: of each kind:scope:name, n, and
+-- what is said of it, as `keep_terms` keeps that.
+local answer, after, most = {}, ARGV[6] == '' and '-' or '(' .. ARGV[6], tonumber(ARGV[5])
+
+local function add(rule)
+    local capped = rule:match('^cap:queue:(.*)$')
+    local n = capped and redis.call('HGET', base .. 'caps', capped) or redis.call('HGET', base .. 'rules', rule)
+    answer[#answer + 1] = rule
     answer[#answer + 1] = n or 0
+    answer[#answer + 1] = redis.call('HGET', base .. 'rule_terms', rule) or ''
+end
+
+while #answer < 3 * most do
+    local some = redis.call('ZRANGEBYLEX', base .. 'rule_names', after, '+', 'LIMIT', 0, most - #answer / 3)
+    if #some == 0 then
+        break
+    end
+    for _, rule in ipairs(some) do
+        if not is_over(rule) then
+            add(rule)
+        end
+    end
+    after = '(' .. some[#some]
 end
 return answer

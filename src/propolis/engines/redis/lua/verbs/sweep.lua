@@ -101,6 +101,10 @@ if shifting then
     shift_some(shifting)
 end
 
+for _, rule in ipairs(past(base .. 'rule_ends')) do
+    forget_rule(rule)
+end
+
 -- --- what is due ----------------------------------------------------------------------------
 
 -- There may be many queues: only those are looked into in which something is scheduled for now, or was.
@@ -221,10 +225,7 @@ for _, queue in ipairs(crowded) do
         break
     end
 end
--- What is too much for one call to count.
-for _, on in ipairs(redis.call('SRANDMEMBER', COUNTING, 10)) do
-    undone = not count_some(on, most) or undone
-end
+undone = not count_on(most) or undone
 -- What is too much for one call to remove.
 local rest = redis.call('HSCAN', REMOVALS, 0, 'COUNT', 10)[2]
 for n = 1, #rest, 2 do
@@ -261,6 +262,7 @@ local function first_of(key)
 end
 
 consider((first_of(LEASES)))
+consider((first_of(base .. 'rule_ends')))
 local due, queue = first_of(base .. 'timed')
 while due and timed(queue) ~= due do
     due, queue = first_of(base .. 'timed')

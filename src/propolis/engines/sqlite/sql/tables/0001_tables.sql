@@ -75,7 +75,7 @@ CREATE TABLE propolis_parked (
     PRIMARY KEY (queue, task, priority DESC, seq)
 ) WITHOUT ROWID;
 
--- Jobs that a rule on their task or key keeps back are set aside here, with their places, so that no lease walks
+-- Jobs that a rule on their task, their key or both keeps back are set aside here, with their places, so that no lease walks
 -- over them.
 CREATE TABLE propolis_held (
     queue    TEXT    NOT NULL,
@@ -88,7 +88,7 @@ CREATE TABLE propolis_held (
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX propolis_held_seq ON propolis_held (seq);
 
--- Which tasks and keys of a queue have jobs set aside; `opened`: some of them may go, as far as anybody knows.
+-- Which tasks and keys, and tasks of one key, of a queue have jobs set aside; `opened`: some of them may go, as far as anybody knows.
 CREATE TABLE propolis_group (
     queue  TEXT    NOT NULL,
     scope  TEXT    NOT NULL,
@@ -169,12 +169,17 @@ CREATE INDEX propolis_token_until ON propolis_token (until_us);
 CREATE TABLE propolis_unique_key (key TEXT PRIMARY KEY, id TEXT NOT NULL) WITHOUT ROWID;
 
 CREATE TABLE propolis_rule (
-    kind  TEXT    NOT NULL,
-    scope TEXT    NOT NULL,
-    name  TEXT    NOT NULL,
-    n     INTEGER NOT NULL,
+    kind     TEXT    NOT NULL,
+    scope    TEXT    NOT NULL,
+    name     TEXT    NOT NULL,
+    n        INTEGER NOT NULL,
+    set_by   TEXT    NOT NULL,
+    why      TEXT    NOT NULL,
+    set_us   INTEGER NOT NULL,
+    until_us INTEGER,                          -- from then on it is as if it were not there
     PRIMARY KEY (kind, scope, name)
 ) WITHOUT ROWID;
+CREATE INDEX propolis_rule_until ON propolis_rule (until_us) WHERE until_us IS NOT NULL;
 
 CREATE TABLE propolis_batch (
     id          TEXT PRIMARY KEY,
