@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from propolis.app.batch.new_batch import BatchHandle
+from propolis.app.operate.rules import RuleState
 from propolis.app.operate.workers import WorkerInfo, WorkerState
 from propolis.core.batch import BatchState, BatchStatus
 from propolis.core.envelope import UniqueUntil
@@ -24,6 +25,7 @@ __all__ = [
     "Progress",
     "Rule",
     "RuleKind",
+    "RuleState",
     "ScheduleRecord",
     "Scope",
     "State",

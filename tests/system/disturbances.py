@@ -35,10 +35,10 @@ def pause(bench: Bench) -> None:
     bench.app.queues.pause("other")
     ids = bench.put_waiting()
     bench.go_on()
-    bench.app.queues.pause("tenant", scope=Scope.KEY)
+    bench.app.queues.pause(key="tenant")
     bench.app.queues.resume("other")
     bench.go_on()
-    bench.app.queues.resume("tenant", scope=Scope.KEY)
+    bench.app.queues.resume(key="tenant")
     wait_for(lambda: bench.ended() >= ids)
 
 

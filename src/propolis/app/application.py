@@ -104,7 +104,8 @@ class App(Registry):
 
     Nothing is opened before it is needed.  `durability` is a floor, as in "power": an engine that keeps
     less is refused.  `needs` are pieces of the contract, such as `propolis.contract.Limits`: an engine
-    that lacks one is refused when the app opens it, and not at the first call.
+    that lacks one is refused when the app opens it, and not at the first call.  `actor` is who pauses and
+    blocks through it, by default the user of the process and the machine.
     """
 
     def __init__(
@@ -115,8 +116,10 @@ class App(Registry):
         clock: Clock | None = None,
         check_arguments: bool = True,
         needs: Iterable[type] = (),
+        actor: str | None = None,
     ) -> None:
         super().__init__(url, durability=durability, clock=clock)
+        self.client.actor = actor
         self.client.needs.update(dict.fromkeys(needs, "as it says"))
         self.jobs = Jobs(self.client)
         self.queues = Queues(self.client)

@@ -1,18 +1,30 @@
-"""`propolis queues`."""
+"""`propolis queues` and `propolis rules`."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from datetime import timedelta
-from typing import Any, TypeVar
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import click
 from msgspec.structs import asdict
 
+from propolis.app.operate.rules import every_rule, named, place_of, state_under, strongest_first
 from propolis.cli.console.output import counted, shown_span
+from propolis.cli.console.rule_views import RULE_COLUMNS, described, fields_of, row_of_rule
 from propolis.cli.console.session import PROBLEMS, Session, looks_at_app, on_app
+from propolis.cli.console.values import when
 from propolis.core.job import State
-from propolis.core.protocols import Counts, Filter, KnowsOldest, Rule, RuleKind, Scope
+from propolis.core.protocols import Counts, Filter, KnowsOldest, Rule, RuleKind, Rules, Scope
+
+
+class Reason(TypedDict):
+    """What is said about a rule."""
+
+    by: str | None
+    why: str | None
+    until: datetime | timedelta | None
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,22 +54,31 @@ def check_order(_: click.Context, __: click.Parameter, value: str) -> str:
 @looks_at_app
 async def queues(session: Session, age: bool, order: str) -> None:
     """List queues with their jobs per state; pause, resume, block, unblock or drop them."""
-    rules = await session.queues.arules()
+    rules = await all_rules(session)
     ruled = {rule.name: Counts() for rule in rules if rule.scope is Scope.QUEUE}
     counts = in_order({**ruled, **await every_queue(session)}, order)
     ages = await oldest_of(session, counts) if age else {}
     if not counts:
         session.out.note("no queue has held a job yet")
     for name, count in counts.items():
-        fields = {"queue": name, **asdict(count), "rules": rules_on(name, rules)}
+        fields = {
+            "queue": name,
+            **asdict(count),
+            "state": state(name, rules),
+            "rules": list(map(described, on_queue(name, rules))),
+        }
         session.out.document(fields | ({"oldest_s": ages.get(name)} if age else {}))
     states = [state for state in STATES if state != "parked" or any(c.parked for c in counts.values())]
-    columns = ["queue", *(f">{state}" for state in states), *([">oldest"] if age else []), "rules"]
+    columns = ["queue", *(f">{state}" for state in states), *([">oldest"] if age else []), "state", "rules"]
     rows = [row_of(name, states, count, rules, ages if age else None) for name, count in counts.items()]
     if rows:
         session.out.table(columns, rows)
     if others := [rule for rule in rules if rule.scope is not Scope.QUEUE]:
-        session.out.table(["scope", "name", "rule"], [[r.scope.value, r.name, described(r)] for r in others])
+        session.out.table(["rule", "for"], [[described(rule), named(rule)] for rule in others])
+
+
+async def all_rules(session: Session) -> list[Rule]:
+    return [rule async for rule in every_rule(await session.app.client.piece(Rules))]
 
 
 async def every_queue(session: Session) -> dict[str, Counts]:
@@ -84,21 +105,16 @@ def row_of(
 ) -> list[str | int]:
     numbers = [getattr(count, state) for state in states]
     age = [] if ages is None else [shown_span(timedelta(seconds=ages[name])) if name in ages else ""]
-    return [name, *numbers, *age, ", ".join(rules_on(name, rules))]
+    bounds = [rule for rule in on_queue(name, rules) if rule.kind in (RuleKind.LIMIT, RuleKind.CAP)]
+    return [name, *numbers, *age, state(name, rules), ", ".join(map(described, bounds))]
 
 
-def rules_on(queue: str, rules: list[Rule]) -> list[str]:
-    return [described(rule) for rule in rules if rule.scope is Scope.QUEUE and rule.name == queue]
+def state(queue: str, rules: list[Rule]) -> str:
+    return state_under(on_queue(queue, rules)).value
 
 
-def described(rule: Rule) -> str:
-    match rule.kind:
-        case RuleKind.PAUSE:
-            return "paused"
-        case RuleKind.BLOCK:
-            return "blocked"
-        case _:
-            return f"{rule.kind.value} {rule.n}"
+def on_queue(queue: str, rules: list[Rule]) -> list[Rule]:
+    return [rule for rule in rules if rule.scope is Scope.QUEUE and rule.name == queue]
 
 
 async def oldest_of(session: Session, counts: dict[str, Counts]) -> dict[str, float]:
@@ -118,54 +134,83 @@ async def oldest_of(session: Session, counts: dict[str, Counts]) -> dict[str, fl
 # --- rules -------------------------------------------------------------------------------
 
 
-def rule_command(command: F) -> F:
-    command = click.option("--task", "is_task", is_flag=True, help="NAME is a task, not a queue.")(command)
-    return click.argument("name")(command)
+def names_what(command: F) -> F:
+    """The options of what a rule is for."""
+    for option in (
+        click.option("--key", help="All jobs of this key; with --task, those of the task only."),
+        click.option("--task", help="All jobs of this task, in whatever queue."),
+        click.argument("queue", required=False),
+    ):
+        command = option(command)
+    return command
+
+
+def says_why(command: F) -> F:
+    """The options of what is said about it."""
+    for option in (
+        click.option("--by", "--actor", "by", help="Who says so; by default you, at this machine."),
+        click.option("--until", type=when, help="When it ends: a duration from now, or a time."),
+        click.option("--why", help="Why, for those who find it."),
+    ):
+        command = option(command)
+    return command
 
 
 @queues.command()
-@rule_command
+@names_what
+@says_why
 @on_app
-async def pause(session: Session, name: str, is_task: bool) -> None:
-    """Start no more jobs of a queue; what runs finishes, nothing is lost."""
-    await change(session, name, "paused", session.queues.apause(name, scope=scope(is_task)))
+async def pause(
+    session: Session, queue: str | None, task: str | None, key: str | None, **reason: Unpack[Reason]
+) -> None:
+    """Start no more jobs of a queue, a task or a key; what runs finishes, nothing is lost."""
+    changed = await session.queues.apause(queue, task=task, key=key, **reason)
+    await report(session, place_of(queue, task, key), "paused", changed, "it was paused: it says this now")
 
 
 @queues.command()
-@rule_command
+@names_what
 @on_app
-async def resume(session: Session, name: str, is_task: bool) -> None:
+async def resume(session: Session, queue: str | None, task: str | None, key: str | None) -> None:
     """Undo pause."""
-    await change(session, name, "resumed", session.queues.aresume(name, scope=scope(is_task)))
+    changed = await session.queues.aresume(queue, task=task, key=key)
+    await report(session, place_of(queue, task, key), "resumed", changed, "nothing to do, it was not paused")
 
 
 @queues.command()
-@rule_command
+@names_what
+@says_why
 @on_app
-async def block(session: Session, name: str, is_task: bool) -> None:
+async def block(
+    session: Session, queue: str | None, task: str | None, key: str | None, **reason: Unpack[Reason]
+) -> None:
     """Do the same as pause, for administrators: what users resume stays blocked."""
-    await change(session, name, "blocked", session.queues.ablock(name, scope=scope(is_task)))
+    changed = await session.queues.ablock(queue, task=task, key=key, **reason)
+    await report(session, place_of(queue, task, key), "blocked", changed, "it was blocked: it says this now")
 
 
 @queues.command()
-@rule_command
+@names_what
 @on_app
-async def unblock(session: Session, name: str, is_task: bool) -> None:
+async def unblock(session: Session, queue: str | None, task: str | None, key: str | None) -> None:
     """Undo block."""
-    await change(session, name, "unblocked", session.queues.aunblock(name, scope=scope(is_task)))
+    changed = await session.queues.aunblock(queue, task=task, key=key)
+    await report(
+        session, place_of(queue, task, key), "unblocked", changed, "nothing to do, it was not blocked"
+    )
 
 
-def scope(is_task: bool) -> Scope:
-    return Scope.TASK if is_task else Scope.QUEUE
-
-
-async def change(session: Session, name: str, done: str, answer: Awaitable[bool]) -> None:
+async def report(session: Session, place: tuple[Scope, str], done: str, changed: bool, else_: str) -> None:
     """Report a change.  Repeating one does no harm, so it is no error either."""
-    changed = await answer
-    session.out.say(f"{name}: {done}" if changed else f"{name}: nothing to do, it was {done} already")
-    if name not in await every_queue(session) and name not in session.app.tasks:
-        session.out.note(f"no job or task has that name so far: {name!r}")
-    session.out.document({"name": name, done: True, "changed": changed})
+    scope, name = place
+    session.out.say(f"{name}: {done if changed else else_}")
+    unknown = {
+        Scope.QUEUE: name not in await every_queue(session) if scope is Scope.QUEUE else False,
+        Scope.TASK: session.declares and name not in session.app.tasks,
+    }
+    if unknown.get(scope):
+        session.out.note(f"no job has come to a {scope.value} of that name so far: {name!r}")
+    session.out.document({"scope": scope.value, "name": name, done: True, "changed": changed})
 
 
 @queues.command()
@@ -180,3 +225,19 @@ async def drop(session: Session, name: str, yes: bool) -> int | None:
     session.out.say(f"{name}: {counted(dropped)} dropped")
     session.out.document({"name": name, "dropped": dropped})
     return None if dropped else PROBLEMS
+
+
+@click.command()
+@looks_at_app
+async def rules(session: Session) -> None:
+    """List pauses, blocks, limits and caps: who set each, when, until when and why.
+
+    They are made and ended by `propolis queues pause`, `resume`, `block` and `unblock`.
+    """
+    found = sorted(await all_rules(session), key=strongest_first)
+    for rule in found:
+        session.out.document(fields_of(rule))
+    if found:
+        session.out.table(RULE_COLUMNS, [row_of_rule(rule) for rule in found])
+    else:
+        session.out.note("nothing is paused, blocked, limited or capped")

@@ -32,7 +32,7 @@ from propolis.errors import (
 )
 from propolis.strategies import dead, delete, exponential, repeat
 from propolis.testing.engines.samples import a_job
-from propolis.values import Filter, Scope, State
+from propolis.values import Filter, State
 from propolis.worker import Mode, Settings, Worker
 
 
@@ -710,19 +710,6 @@ async def test_a_floor_of_durability_is_a_level_or_its_name(level: Durability | 
 def test_an_unknown_level_of_durability_fails_at_once() -> None:
     with pytest.raises(BadSetting, match="'power'"):
         App("memory://", durability="strong")
-
-
-@pytest.mark.parametrize("scope", Scope)
-@pytest.mark.parametrize("name", ["", "a\0b", "\ud800", "x" * 600])
-async def test_a_name_that_no_job_can_have_is_refused_by_those_who_operate(scope: Scope, name: str) -> None:
-    """As at a put, and not somewhere in the engine."""
-    app = App("memory://")
-    for act in (app.queues.apause, app.queues.aresume, app.queues.ablock, app.queues.aunblock):
-        with pytest.raises(BadSetting):
-            await act(name, scope=scope)
-    with pytest.raises(BadName, match="at most 128"):
-        await app.queues.adrop(name)
-    assert await app.queues.arules() == []
 
 
 async def test_a_list_goes_on_until_it_has_as_many_as_are_wanted(

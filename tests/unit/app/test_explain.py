@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from propolis.app.operate.explain import explain
 from propolis.app.operate.workers import Presence, WorkerCard, WorkerState
 from propolis.core.envelope import Envelope
 from propolis.core.job import Dead
-from propolis.core.protocols import Rule, RuleKind, Scope
+from propolis.core.protocols import Rule, RuleKind, Scope, task_key
 from propolis.engines.memory import MemoryEngine
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines.samples import HOLDER, SPAN, a_job
@@ -58,9 +60,23 @@ async def test_an_expired_job_tells_so(engine: MemoryEngine, clock: FakeClock) -
 @pytest.mark.parametrize(
     ("rule", "sentence"),
     [
-        (Rule(RuleKind.PAUSE, Scope.QUEUE, "mail"), "queue 'mail' is paused"),
-        (Rule(RuleKind.BLOCK, Scope.TASK, "send"), "task 'send' is blocked"),
-        (Rule(RuleKind.LIMIT, Scope.KEY, "bob", 2), "at most 2 jobs of key 'bob'"),
+        (Rule(RuleKind.PAUSE, Scope.QUEUE, "mail"), "queue 'mail' is paused since 00:00Z"),
+        (
+            Rule(RuleKind.PAUSE, Scope.QUEUE, "mail", by="anna@host", why="deploy", lasts=timedelta(hours=1)),
+            "queue 'mail' is paused by anna@host since 00:00Z until 01:00Z: deploy",
+        ),
+        (
+            Rule(RuleKind.BLOCK, Scope.TASK, "send", by="ben", lasts=timedelta(days=1)),
+            "task 'send' is blocked by ben since 00:00Z until 2026-01-02 00:00Z",
+        ),
+        (
+            Rule(RuleKind.BLOCK, Scope.TASK_KEY, task_key("send", "bob"), by="ben"),
+            "task 'send' of key 'bob' is blocked by ben since 00:00Z",
+        ),
+        (
+            Rule(RuleKind.LIMIT, Scope.KEY, "bob", 2, by="ben", why="as agreed"),
+            "at most 2 jobs of key 'bob' may run at once, set by ben since 00:00Z: as agreed",
+        ),
     ],
 )
 async def test_rules_are_named(engine: MemoryEngine, rule: Rule, sentence: str) -> None:
@@ -68,8 +84,28 @@ async def test_rules_are_named(engine: MemoryEngine, rule: Rule, sentence: str) 
     await engine.put([job])
     await engine.add_rule(Rule(RuleKind.PAUSE, Scope.QUEUE, "another"))
     await engine.add_rule(Rule(RuleKind.CAP, Scope.QUEUE, "mail", 10))
+    await engine.add_rule(Rule(RuleKind.PAUSE, Scope.TASK_KEY, task_key("send", "ann")))
     await engine.add_rule(rule)
-    assert await why(engine, job) == sentence + (" may run at once" if rule.n else "")
+    assert await why(engine, job) == sentence
+
+
+async def test_the_strongest_rule_is_named_first_and_one_that_is_over_not_at_all(
+    engine: MemoryEngine, clock: FakeClock
+) -> None:
+    """S2.13: blocked before paused before limited."""
+    job = a_job(queue="mail", task="send", key="bob")
+    await engine.put([job])
+    await engine.add_rule(Rule(RuleKind.LIMIT, Scope.KEY, "bob", 2))
+    await engine.add_rule(Rule(RuleKind.PAUSE, Scope.QUEUE, "mail"))
+    await engine.add_rule(Rule(RuleKind.BLOCK, Scope.TASK, "send", lasts=timedelta(hours=1)))
+
+    said = [sentence.partition(" since")[0] for sentence in await explain(engine, job.id)]
+    clock.advance("1h")
+    later = [sentence.partition(" since")[0] for sentence in await explain(engine, job.id)]
+
+    paused_and_limited = ["queue 'mail' is paused", "at most 2 jobs of key 'bob' may run at once, set"]
+    assert said == ["task 'send' is blocked", *paused_and_limited]
+    assert later[:2] == paused_and_limited
 
 
 async def test_a_task_that_this_app_does_not_declare_is_named_where_no_worker_knows_it(

@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
+from propolis.app.operate.rules import whoever_runs_this
 from propolis.app.operate.workers import Presence, WorkerCard
 from propolis.cli import COMMANDS, main
 from propolis.cli.console.output import Output
@@ -366,25 +367,13 @@ def test_queues_are_listed_with_their_jobs_per_state(shell: Shell) -> None:
     shell("queues", "pause", "bulk")
     bulk, mail = shell.json("queues", "--age")
     assert (mail["queue"], mail["ready"], mail["scheduled"]) == ("mail", 1, 1)
-    assert (bulk["queue"], bulk["rules"]) == ("bulk", ["paused"])
+    assert (bulk["queue"], bulk["state"], bulk["rules"]) == ("bulk", "paused", ["paused"])
+    assert mail["state"] == "open"
     assert mail["oldest_s"] >= 0
     head, *rows = shell("queues").stdout.splitlines()
     assert head.split()[:3] == ["queue", "ready", "scheduled"]
     assert [row.split()[0] for row in rows] == ["bulk", "mail"]
     assert rows[0].split()[-1] == "paused"
-
-
-@pytest.mark.parametrize(("do", "undo"), [("pause", "resume"), ("block", "unblock")])
-def test_rules_are_set_and_lifted_and_doing_so_twice_does_no_harm(shell: Shell, do: str, undo: str) -> None:
-    for verb, changed in ((do, True), (do, False), (undo, True), (undo, False)):
-        [answer] = shell.json("queues", verb, "mail")
-        assert answer["changed"] is changed
-
-
-def test_a_rule_may_be_on_a_task(shell: Shell) -> None:
-    shell.put(a_job())
-    shell("queues", "pause", "tests.echo", "--task")
-    assert shell("queues").stdout.splitlines()[-1].split() == ["task", "tests.echo", "paused"]
 
 
 def test_a_queue_is_dropped_only_when_it_is_meant(shell: Shell) -> None:
@@ -506,7 +495,7 @@ def test_jobs_are_cancelled_replayed_and_deleted_by_id(shell: Shell) -> None:
 def test_explain_says_why_a_job_does_not_run(shell: Shell) -> None:
     shell.put(a_job(id="a"))
     shell("queues", "pause", "default")
-    assert "queue 'default' is paused" in shell("jobs", "explain", "a").stdout
+    assert f"queue 'default' is paused by {whoever_runs_this()} since" in shell("jobs", "explain", "a").stdout
     assert "there is no job b" in shell("jobs", "explain", "b", code=1).stdout
 
 

@@ -206,6 +206,7 @@ NEEDED: dict[str, tuple[str, Verb]] = {
     "queues.aresume": ("Rules", lambda app: app.queues.aresume("x")),
     "queues.ablock": ("Rules", lambda app: app.queues.ablock("x")),
     "queues.aunblock": ("Rules", lambda app: app.queues.aunblock("x")),
+    "queues.astate": ("Rules", lambda app: app.queues.astate("x")),
     "queues.adrop": ("Operates", lambda app: app.queues.adrop("x")),
     "batches.aget": ("Batches", lambda app: app.batches.aget("x")),
     "batches.afind": ("Batches", lambda app: app.batches.afind()),

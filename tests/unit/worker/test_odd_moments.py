@@ -70,7 +70,8 @@ async def test_a_parked_line_that_is_paused_is_left_alone(
     await engine.settle([(parked, Unknown())])
     await engine.put([a_job(task="neighbour")])
     paused = "default" if scope is Scope.QUEUE else "nobody"
-    await app.queues.apause(paused, scope=scope)
+    what = {"name": paused} if scope is Scope.QUEUE else {"task": paused}
+    await app.queues.apause(**what)
     monkeypatch.setattr(engine, "lease", counted)
     unknown = UnknownTasks(engine, Settings(), (), lambda: clock.now.timestamp())
 
@@ -79,7 +80,7 @@ async def test_a_parked_line_that_is_paused_is_left_alone(
         await unknown.watch((("default", "nobody"),))
     assert tried == 2  # after two hours, and after a minute more
     assert "are kept as broken" not in caplog.text
-    await app.queues.aresume(paused, scope=scope)
+    await app.queues.aresume(**what)
     clock.advance("1m")
     await unknown.watch((("default", "nobody"),))
     [broken] = await app.jobs.afind(Filter(reason="broken"))

@@ -45,6 +45,7 @@ class Client:
         self.tasks: Mapping[str, DeclaredTask] = {}  # of its app, by name
         self.looks = False  # whoever uses it only looks: storage is not created
         self.needs: dict[type, str] = {}  # pieces of the contract, and how this app says so
+        self.actor: str | None = None  # who pauses and blocks; None: the user of this process
         self._floor = durability_of(durability)
         self._clock = clock
         self._lock = GuardedLock()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 
-from propolis.app.operate.rules import every_rule
+from propolis.app.operate.rules import applies, every_rule, named, state_of, strongest_first, words_about
 from propolis.app.operate.workers import live_workers
 from propolis.core.job import JobInfo, State
-from propolis.core.protocols import Inspects, Records, Rule, RuleKind, Rules, Scope
+from propolis.core.protocols import Inspects, Records, Rule, RuleKind, Rules
 
 
 async def explain(engine: Inspects, job_id: str, declared: Collection[str] = ()) -> list[str]:
@@ -21,15 +21,16 @@ async def explain(engine: Inspects, job_id: str, declared: Collection[str] = ())
         return [f"there is no job {job_id}: it never was, or it ended and was not kept"]
     if info.state is not State.READY:
         return [_not_waiting(info, await engine.now())]
-    reasons = []
+    now = await engine.now()
+    rules = []
     if isinstance(engine, Rules):
-        reasons = [_by_rule(rule) async for rule in every_rule(engine) if _applies(rule, info)]
+        rules = [r async for r in every_rule(engine) if applies(r, info.queue, info.task, info.key)]
+    reasons = [_by_rule(rule, now) for rule in sorted(rules, key=strongest_first)]
     if info.parked:
         reasons.append(f"it is parked: a worker took it that does not know task {info.task!r}")
     nobody = await _nobody_for(engine, info)
     if nobody and declared and info.task not in declared:
         nobody.append(f"this app declares no task {info.task!r}: was it renamed, or its module not imported?")
-    now = await engine.now()
     if info.expires_at is not None and info.expires_at <= now:
         reasons.append(f"it expired at {info.expires_at:%F %TZ} and will end as dead")
     elif info.due_at > now:
@@ -63,13 +64,8 @@ def _not_waiting(info: JobInfo, now: datetime) -> str:
     return f"it has ended as {info.state.value}" + (f": {info.reason}" if info.reason else "")
 
 
-def _applies(rule: Rule, info: JobInfo) -> bool:
-    names = {Scope.QUEUE: info.queue, Scope.TASK: info.task, Scope.KEY: info.key}
-    return rule.kind is not RuleKind.CAP and names[rule.scope] == rule.name
-
-
-def _by_rule(rule: Rule) -> str:
+def _by_rule(rule: Rule, now: datetime) -> str:
+    """Such as: queue 'mail' is paused by anna@host since 12:04Z until 13:00Z: deploy."""
     if rule.kind is RuleKind.LIMIT:
-        return f"at most {rule.n} jobs of {rule.scope.value} {rule.name!r} may run at once"
-    verb = "paused" if rule.kind is RuleKind.PAUSE else "blocked"
-    return f"{rule.scope.value} {rule.name!r} is {verb}"
+        return f"at most {rule.n} jobs of {named(rule)} may run at once, set {words_about(rule, now)}"
+    return f"{named(rule)} is {state_of(rule).value} {words_about(rule, now)}"

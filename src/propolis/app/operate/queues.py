@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+from typing import TypedDict, Unpack
+
 from propolis.app.client.blocking import blocking
 from propolis.app.client.client import Client
+from propolis.app.operate.rules import (
+    RuleState,
+    applies,
+    every_rule,
+    place_of,
+    state_under,
+    whoever_runs_this,
+)
 from propolis.core import wire
-from propolis.core.protocols import Counts, Inspects, Operates, Rule, RuleKind, Rules, Scope
+from propolis.core.duration import Duration, duration
+from propolis.core.protocols import MAX_BY, Counts, Inspects, Operates, Rule, RuleKind, Rules
+
+
+class HoldTerms(TypedDict, total=False):
+    """What is held back, if no queue, and what is said about it."""
+
+    task: str | None
+    key: str | None
+    by: str | None
+    why: str | None
+    until: datetime | Duration | None
 
 
 class Queues:
@@ -21,19 +43,38 @@ class Queues:
     async def arules(self, *, limit: int = 1000, after: Rule | None = None) -> list[Rule]:
         return await (await self._client.piece(Rules)).rules(limit=limit, after=after)
 
-    async def apause(self, name: str, *, scope: Scope = Scope.QUEUE) -> bool:
-        """Start nothing more of it; what runs finishes.  False if it is paused already."""
-        return await self._rule(RuleKind.PAUSE, scope, name)
+    async def apause(self, name: str | None = None, **terms: Unpack[HoldTerms]) -> bool:
+        """Start nothing more of a queue, or of a task=, a key= or both; what runs finishes.
 
-    async def aresume(self, name: str, *, scope: Scope = Scope.QUEUE) -> bool:
-        return await self._no_rule(RuleKind.PAUSE, scope, name)
+        `by` says who (by default the actor of the app) and `why` why.  From `until` on it does not hold any
+        more: a time, or a duration from now.  False if it was paused already: then it says all that anew.
+        """
+        return await self._hold(RuleKind.PAUSE, name, terms)
 
-    async def ablock(self, name: str, *, scope: Scope = Scope.QUEUE) -> bool:
+    async def aresume(
+        self, name: str | None = None, *, task: str | None = None, key: str | None = None
+    ) -> bool:
+        """Undo pause.  False if it was not paused: of many that resume at once, one hears True."""
+        return await self._let_go(RuleKind.PAUSE, name, task, key)
+
+    async def ablock(self, name: str | None = None, **terms: Unpack[HoldTerms]) -> bool:
         """The same as pause, for administrators: independent of it."""
-        return await self._rule(RuleKind.BLOCK, scope, name)
+        return await self._hold(RuleKind.BLOCK, name, terms)
 
-    async def aunblock(self, name: str, *, scope: Scope = Scope.QUEUE) -> bool:
-        return await self._no_rule(RuleKind.BLOCK, scope, name)
+    async def aunblock(
+        self, name: str | None = None, *, task: str | None = None, key: str | None = None
+    ) -> bool:
+        return await self._let_go(RuleKind.BLOCK, name, task, key)
+
+    async def astate(
+        self, name: str | None = None, *, task: str | None = None, key: str | None = None
+    ) -> RuleState:
+        """What the rules make of jobs of this queue, this task and this key, as far as they are given.
+
+        Blocked before paused before limited before open.
+        """
+        engine = await self._client.piece(Rules)
+        return state_under([rule async for rule in every_rule(engine) if applies(rule, name, task, key)])
 
     async def adrop(self, name: str) -> int:
         """Forget a queue and all its jobs but those that run; returns how many went at once.
@@ -43,16 +84,21 @@ class Queues:
         wire.check_queue(name)
         return await (await self._client.piece(Operates)).drop(name)
 
-    async def _rule(self, kind: RuleKind, scope: Scope, name: str) -> bool:
-        _check(scope, name)
-        return await (await self._client.piece(Rules)).add_rule(Rule(kind, scope, name))
+    async def _hold(self, kind: RuleKind, name: str | None, terms: HoldTerms) -> bool:
+        scope, name = place_of(name, terms.get("task"), terms.get("key"))
+        by, why = terms.get("by"), terms.get("why") or ""
+        ends, lasts = _end_of(terms.get("until"))
+        by = by or self._client.actor or whoever_runs_this()
+        rule = Rule(kind, scope, name, by=by[:MAX_BY], why=why, until=ends, lasts=lasts)
+        return await (await self._client.piece(Rules)).add_rule(rule)
 
-    async def _no_rule(self, kind: RuleKind, scope: Scope, name: str) -> bool:
-        _check(scope, name)
+    async def _let_go(self, kind: RuleKind, name: str | None, task: str | None, key: str | None) -> bool:
+        scope, name = place_of(name, task, key)
         return await (await self._client.piece(Rules)).remove_rule(kind, scope, name)
 
     counts = blocking(acounts)
     rules = blocking(arules)
+    state = blocking(astate)
     pause = blocking(apause)
     resume = blocking(aresume)
     block = blocking(ablock)
@@ -60,13 +106,8 @@ class Queues:
     drop = blocking(adrop)
 
 
-def _check(scope: Scope, name: str) -> None:
-    """As at a put: under no other name there is ever a job."""
-    match scope:
-        case Scope.QUEUE:
-            wire.check_queue(name)
-        case Scope.TASK:
-            wire.check_task(name)
-        case Scope.KEY:
-            wire.check_text("key", name)
-    wire.check_utf8(f"the name of a {scope}", name)
+def _end_of(until: datetime | Duration | None) -> tuple[datetime | None, timedelta | None]:
+    """A time, or how long from now."""
+    if until is None or isinstance(until, datetime):
+        return until, None
+    return None, duration(until)

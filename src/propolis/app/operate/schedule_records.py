@@ -116,7 +116,7 @@ async def _keep_apart(engine: Core, schedules: Sequence[Schedule]) -> None:
     limits = piece_of(engine, Limits, use='keeps jobs of a schedule with overlap="queue-one" apart')
     keys -= {rule.name async for rule in every_rule(limits) if (rule.kind, rule.scope) == _APART}
     for key in sorted(keys):
-        await limits.add_rule(Rule(*_APART, key, 1))
+        await limits.add_rule(Rule(*_APART, key, 1, by="propolis", why="the overlap of a schedule"))
 
 
 def _check(new: ScheduleRecord) -> None:

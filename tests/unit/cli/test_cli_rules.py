@@ -1,0 +1,94 @@
+"""`propolis queues pause`, `block` and their like, and `propolis rules`, on a SQLite file."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from propolis.app.operate.rules import whoever_runs_this
+from propolis.cli import main
+from propolis.engines import open_engine
+
+
+class Shell:
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def __call__(self, *arguments: str, code: int = 0) -> Result:
+        env = {"PROPOLIS_APP": "", "PROPOLIS_URL": self.url}
+        result = CliRunner().invoke(main, arguments, env=env)
+        assert result.exit_code == code, f"{result.output}\n{result.exception!r}"
+        return result
+
+    def json(self, *arguments: str) -> list[Any]:
+        return [json.loads(line) for line in self(*arguments, "--json").stdout.splitlines()]
+
+
+@pytest.fixture
+async def shell(tmp_path: Path) -> Shell:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    engine = await open_engine(url)
+    await engine.close()
+    return Shell(url)
+
+
+@pytest.mark.parametrize(("do", "undo"), [("pause", "resume"), ("block", "unblock")])
+def test_rules_are_set_and_lifted_and_doing_so_twice_does_no_harm(shell: Shell, do: str, undo: str) -> None:
+    for verb, changed in ((do, True), (do, False), (undo, True), (undo, False)):
+        [answer] = shell.json("queues", verb, "mail")
+        assert answer["changed"] is changed
+
+
+def test_a_rule_may_be_on_a_task_a_key_or_both(shell: Shell) -> None:
+    """S2.34."""
+    shell("queues", "pause", "--task", "tests.echo")
+    shell("queues", "block", "--task", "tests.echo", "--key", "tenant 7")
+    shell("queues", "pause", "--key", "tenant 7")
+    listed = shell("queues").stdout.splitlines()[-3:]
+    assert [" ".join(line.split()) for line in listed] == [
+        "blocked task 'tests.echo' of key 'tenant 7'",
+        "paused key 'tenant 7'",
+        "paused task 'tests.echo'",
+    ]
+    assert [(rule["task"], rule["key"]) for rule in shell.json("rules")] == [
+        ("tests.echo", "tenant 7"),
+        (None, "tenant 7"),
+        ("tests.echo", None),
+    ]
+    [answer] = shell.json("queues", "unblock", "--task", "tests.echo", "--key", "tenant 7")
+    assert (answer["scope"], answer["changed"]) == ("task_key", True)
+    assert "queue, or a task=" in shell("queues", "pause", code=2).stderr
+    assert "queue, or a task=" in shell("queues", "pause", "mail", "--key", "k", code=2).stderr
+
+
+def test_a_rule_tells_who_set_it_and_why_and_until_when(shell: Shell) -> None:
+    """S2.34."""
+    assert "nothing is paused" in shell("rules").stderr
+    shell("queues", "pause", "mail", "--by", "anna", "--why", "deploy \x1b[2J", "--until", "2h")
+    shell("queues", "block", "mail", "--actor", "ben", "--until", "2999-01-31T09:00Z")
+    shell("queues", "pause", "bulk")
+    blocked, bulk, mail = shell.json("rules")
+    assert (blocked["by"], blocked["until"]) == ("ben", "2999-01-31T09:00:00Z")
+    assert (bulk["by"], bulk["why"], bulk["until"]) == (whoever_runs_this(), "", None)
+    assert (mail["kind"], mail["scope"], mail["name"]) == ("pause", "queue", "mail")
+    assert (mail["by"], mail["why"]) == ("anna", "deploy \x1b[2J")
+    passed = datetime.fromisoformat(mail["until"]) - datetime.fromisoformat(mail["at"])
+    assert passed == timedelta(hours=2)
+    table = shell("rules").stdout
+    assert "\x1b" not in table
+    assert "deploy" in table
+    [mail] = [each for each in shell.json("queues") if each["queue"] == "mail"]
+    assert (mail["state"], mail["rules"]) == ("blocked", ["blocked", "paused"])
+
+
+def test_a_rule_that_is_set_again_says_something_else(shell: Shell) -> None:
+    """S2.13."""
+    shell("queues", "pause", "mail", "--by", "anna", "--until", "1h")
+    assert shell("queues", "pause", "mail", "--by", "ben").stdout == "mail: it was paused: it says this now\n"
+    [rule] = shell.json("rules")
+    assert (rule["by"], rule["until"]) == ("ben", None)
