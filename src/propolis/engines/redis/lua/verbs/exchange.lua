@@ -282,11 +282,12 @@ local function room(scope, name)
             rooms[on], counted[on], looked = 0, true, BITE  -- come back at once
         end
     end
-    limited = limited or (counted[on] and rooms[on] <= 0)
-    if ends[on] and rooms[on] <= 0 then
-        over_at = math.min(ends[on], over_at or math.huge)
+    local left = rooms[on]
+    if left <= 0 then
+        limited = limited or counted[on]
+        over_at = ends[on] and math.min(ends[on], over_at or math.huge) or over_at
     end
-    return rooms[on]
+    return left
 end
 
 -- One more of it runs: where there is a limit, that is counted.
