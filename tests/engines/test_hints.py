@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from propolis.core.job import Done
-from propolis.core.protocols import Engine, Rule, RuleKind, Scope
+from propolis.core.protocols import Engine, Remote, Rule, RuleKind, Scope
 from propolis.testing.engines.samples import a_job
 from propolis.testing.engines.steps import put_one, settle_one, take, take_one
 
@@ -45,3 +47,19 @@ async def test_whom_a_limit_keeps_back_is_looked_for_again_soon(handles: list[En
     await settle_one(other, leases[0], Done())
     assert not engine.hears or await engine.wait([there], PATIENCE)
     assert len(await take(engine, there)) == 1
+
+
+@pytest.mark.parametrize("scope", [Scope.KEY, Scope.QUEUE])
+async def test_those_who_wait_hear_when_a_rule_is_over(handles: list[Engine], scope: Scope) -> None:
+    """L1: also where nobody sweeps; who polls a file sweeps by itself, and then hears of it."""
+    engine, other = handles
+    while await engine.wait(["mail"], 0.1):  # until it listens, and has nothing more to hear
+        assert await take(engine, "mail") == []
+    await other.add_rule(Rule(RuleKind.PAUSE, scope, "mail", lasts=timedelta(seconds=1)))
+    await put_one(other, queue="mail", key="mail")
+
+    while not (leases := await take(engine, "mail")):
+        left = None if isinstance(engine, Remote) else (await engine.sweep()).next_in
+        assert await engine.wait(["mail"], PATIENCE if left is None else left.total_seconds()) or left
+
+    assert len(leases) == 1

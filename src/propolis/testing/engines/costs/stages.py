@@ -14,7 +14,7 @@ from typing import TypeVar
 from propolis.core.batch import Batch
 from propolis.core.envelope import Envelope
 from propolis.core.job import Dead, Done, Lease, Outcome
-from propolis.core.protocols import Engine, Records, Rule, RuleKind, Scope
+from propolis.core.protocols import Engine, Records, Rule, RuleKind, Scope, task_key
 from propolis.core.records import Change, Swap
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines.samples import a_job
@@ -159,6 +159,8 @@ async def rules(stage: Stage, n: int) -> None:
         await stage.engine.add_rule(Rule(RuleKind.BLOCK, Scope.KEY, f"blocked-{number}"))
         await stage.engine.add_rule(Rule(RuleKind.LIMIT, Scope.TASK, f"limited-{number}", 3))
         await stage.engine.add_rule(Rule(RuleKind.CAP, Scope.QUEUE, f"capped-{number}", 3))
+        of_both = task_key("tests.echo", f"paused-{number}")
+        await stage.engine.add_rule(Rule(RuleKind.PAUSE, Scope.TASK_KEY, of_both, lasts=LONG))
 
 
 async def records(stage: Stage, n: int) -> None:
