@@ -78,6 +78,22 @@ def test_a_child_does_not_wait_for_a_thread_of_its_parent(tmp_path: Path) -> Non
     assert (ended.stdout, ended.stderr) == ("7\n", "")
 
 
+def test_a_task_that_leaves_the_program_ends_nobody_elses_wait() -> None:
+    """F58: as a job of `with app.test()` may do."""
+    background = Background()
+
+    async def leave() -> None:
+        sys.exit(4)
+
+    async def work() -> str:
+        with pytest.raises(SystemExit):
+            await asyncio.create_task(leave())
+        return "went on"
+
+    assert background._submitted(work()).result(timeout=10) == "went on"
+    background.stop()
+
+
 def test_whoever_waits_while_another_thread_closes_the_app_hears_of_it() -> None:
     background = Background()
     waiting = asyncio.Event()

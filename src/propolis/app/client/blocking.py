@@ -51,10 +51,19 @@ class Background:
 
     def _run(self) -> None:
         serves_others()
-        self._loop.run_forever()
+        self._run_until_stopped()
         self._loop.run_until_complete(_wind_up())
         self._ended = True  # whoever comes from now on sees that; those who came meanwhile are answered:
         self._loop.run_until_complete(_wind_up())
+
+    def _run_until_stopped(self) -> None:
+        """Also where a task or a callback in it calls `sys.exit()`: others wait for answers."""
+        while True:
+            try:
+                self._loop.run_forever()
+            except (SystemExit, KeyboardInterrupt):
+                continue  # whoever awaits that task hears of it
+            return
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """`EngineUnavailable` once it was stopped."""
