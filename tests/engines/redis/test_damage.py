@@ -265,3 +265,30 @@ async def test_a_job_that_was_put_at_no_time_is_not_the_oldest(
     await link.command("HSET", f"{prefix}:jobs", "odd", b"\n".join(lines))
 
     assert await engine.oldest(["default"]) == {}
+
+
+@pytest.mark.parametrize("value", ["junk", "9" * 40, "nan"])
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("latest", None),
+        ("behind", None),
+        ("{default}:tally", "put"),
+        ("{default}:tally", "deleted"),
+        ("batch:together", "born"),
+        ("batch:together", "widest"),
+    ],
+)
+async def test_a_number_that_cannot_be_stops_nothing(
+    engine: RedisEngine, link: RedisLink, prefix: str, name: str, field: str | None, value: str
+) -> None:
+    """L7, F56: neither sweeps nor leases nor looks, and the queue counts again what is there."""
+    await work(engine)
+    await engine.put_batch(Batch(id="together"), [a_job(id="member", batch="together")])
+    key = f"{prefix}:{name}"
+    await (link.command("SET", key, value) if field is None else link.command("HSET", key, field, value))
+
+    assert await drained(engine) == {"member"}
+    assert [member.id for member in await engine.members("together", limit=9)] == ["member"]
+    await engine.repair(mend=True)
+    assert await engine.repair(mend=False) == []

@@ -68,6 +68,13 @@ local function is_moment(value)
     return value == nil or is_whole(tonumber(value) or '', EARLIEST_US, LATEST_US)
 end
 
+-- The whole number that was written; this one where there is none, or something else was written over it.
+-- Not a local: a function has at most 60 of those around it.
+function redis.number_or(otherwise, text)
+    local number = tonumber(text or '')
+    return number and is_whole(number, -2 ^ 53, 2 ^ 53) and number or otherwise
+end
+
 -- Where an app has shards: the number of this one, how something is sent to another one, how a draft finds
 -- its way (sharded.lua, travelling.lua).  On one server there are no shards, and all of this is nil.
 local me, send, travel, travel_batch

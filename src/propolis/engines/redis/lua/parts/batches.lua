@@ -27,7 +27,7 @@ local function counts_in(batch, seq, joined)
     if send then
         return born and (not joined or born == joined)
     end
-    return born and tonumber(born) < seq
+    return born and redis.number_or(0, born) < seq
 end
 
 -- One member of a batch counts as something else now: waiting, retrying or running.
@@ -47,7 +47,7 @@ local function list_members(batch, first, ids)
         redis.call('ZADD', batch_key(batch, 'batch_members:'), first + from - 1, table.concat(ids, '\n', from, to))
     end
     local width = math.min(#ids, CHUNK)
-    if width > tonumber(redis.call('HGET', batch_key(batch), 'widest') or 1) then
+    if width > redis.number_or(1, redis.call('HGET', batch_key(batch), 'widest')) then
         redis.call('HSET', batch_key(batch), 'widest', width)
     end
 end

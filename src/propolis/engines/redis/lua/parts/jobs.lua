@@ -208,9 +208,9 @@ local behind
 
 local function clock_went_back()
     if not behind then
-        local latest = tonumber(redis.call('GET', base .. 'latest') or 0)
+        local latest = redis.number_or(0, redis.call('GET', base .. 'latest'))
         local shown = math.max(latest, last_given())
-        behind = tonumber(redis.call('GET', base .. 'behind') or 0)
+        behind = redis.number_or(0, redis.call('GET', base .. 'behind'))
         if shown > now + STEP_US then
             behind = behind + math.max(0, latest - now)  -- not by a lease: one may be damaged (L7)
             redis.call('SET', base .. 'behind', whole(behind))

@@ -26,7 +26,7 @@ end
 -- A queue without jobs is forgotten; else some run, or have come meanwhile.
 local function close_queue(queue)
     local tally = redis.call('HMGET', of_queue(queue, 'tally'), 'put', 'deleted')
-    if tonumber(tally[1] or 0) == tonumber(tally[2] or 0) then
+    if redis.number_or(-1, tally[1] or 0) == redis.number_or(-2, tally[2] or 0) then
         redis.call('DEL', of_queue(queue, 'tally'))
         redis.call('ZREM', base .. 'queues', queue)
         redis.call('ZREM', base .. 'timed', queue)
@@ -64,7 +64,7 @@ local function set_aside(queue)
     redis.call('ZREM', base .. 'timed', queue)
     redis.call('ZREM', base .. 'deaths', queue)
     local tally = redis.call('HMGET', of_queue(queue, 'tally'), 'put', 'deleted')
-    r.left = tonumber(tally[1] or 0) - tonumber(tally[2] or 0) - redis.call('HLEN', of_queue(queue, 'running'))
+    r.left = redis.number_or(0, tally[1]) - redis.number_or(0, tally[2]) - redis.call('HLEN', of_queue(queue, 'running'))
     return r
 end
 

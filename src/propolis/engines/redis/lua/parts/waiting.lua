@@ -32,7 +32,7 @@ end
 -- How many jobs of a queue wait, whatever for: nobody has to count them.
 local function waiting_in(queue)
     local tally, r = redis.call('HMGET', of_queue(queue, 'tally'), 'put', 'deleted'), removal_of('queue:' .. queue)
-    return tonumber(tally[1] or 0) - tonumber(tally[2] or 0) - (r and r.left or 0)
+    return redis.number_or(0, tally[1]) - redis.number_or(0, tally[2]) - (r and r.left or 0)
         - redis.call('HLEN', of_queue(queue, 'running'))
         - redis.call('ZCARD', of_queue(queue, 'done')) - redis.call('ZCARD', of_queue(queue, 'dead'))
         - redis.call('ZCARD', of_queue(queue, 'cancelled'))

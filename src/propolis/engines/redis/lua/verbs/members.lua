@@ -5,7 +5,7 @@
 local batch, most = ARGV[5], tonumber(ARGV[6])
 local after = ARGV[7] == '' and -1 or tonumber(ARGV[7])
 local key, pieces = batch_key(batch), batch_key(batch, 'batch_members:')
-local widest = tonumber(redis.call('HGET', key, 'widest') or 1)
+local widest = math.max(1, redis.number_or(1, redis.call('HGET', key, 'widest')))
 
 -- Pieces are in the order of their first numbers, and may overlap where several added at once.  So we go on until the
 -- next one begins after all that are wanted.

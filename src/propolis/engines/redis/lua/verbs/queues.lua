@@ -16,7 +16,8 @@ for _, queue in ipairs(redis.call('ZRANGEBYLEX', base .. 'queues', after, '+', '
         queue, ready + due + outside, scheduled - due, waiting_in(queue) - ready - scheduled - parked, parked,
         redis.call('HLEN', of_queue(queue, 'running')),
         redis.call('ZCARD', of_queue(queue, 'done')), redis.call('ZCARD', of_queue(queue, 'dead')),
-        redis.call('ZCARD', of_queue(queue, 'cancelled')), (tally[1] or 0) + outside, tally[2] or 0,
+        redis.call('ZCARD', of_queue(queue, 'cancelled')),
+        redis.number_or(0, tally[1]) + outside, redis.number_or(0, tally[2]),
     }
 end
 return answer

@@ -14,7 +14,7 @@ for _, what in ipairs(places) do
     there = there + redis.call(what == 'running' and 'HLEN' or 'ZCARD', of_queue(queue, what))
 end
 local tally = redis.call('HMGET', of_queue(queue, 'tally'), 'put', 'deleted')
-local counted = tonumber(tally[1] or 0) - tonumber(tally[2] or 0)
+local counted = redis.number_or(0, tally[1]) - redis.number_or(0, tally[2])
 if is_going(queue) then
     there = counted  -- when it is over, one can see
 elseif ARGV[6] == '1' and counted ~= there then
