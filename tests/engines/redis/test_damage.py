@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from datetime import timedelta
@@ -292,3 +293,25 @@ async def test_a_number_that_cannot_be_stops_nothing(
     assert [member.id for member in await engine.members("together", limit=9)] == ["member"]
     await engine.repair(mend=True)
     assert await engine.repair(mend=False) == []
+
+
+async def test_names_that_are_no_text_stop_neither_sweeps_nor_looks(
+    engine: RedisEngine, link: RedisLink, prefix: str
+) -> None:
+    """L7: each sweep raised, and so nothing was promoted or reaped any more."""
+    await link.command("ZADD", f"{prefix}:parked", 0, b"\xff\xfe", 0, b"default\ntests.echo")
+    swept = await engine.sweep()
+    assert swept.parked == (("default", "tests.echo"),)
+
+
+async def test_repair_ends_where_queues_have_no_order(
+    engine: RedisEngine, link: RedisLink, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L7: where scores differ, the server's order by name means nothing."""
+    monkeypatch.setattr("propolis.engines.redis.repair.BITE", 2)
+    queues = [f"q{n}" for n in range(9)]
+    await engine.put([a_job(id=queue, queue=queue) for queue in queues])
+    await link.command("ZADD", f"{prefix}:queues", -1, "q5")
+    async with asyncio.timeout(20):
+        for mend in (False, True):
+            await engine.repair(mend=mend)

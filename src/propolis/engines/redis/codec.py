@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -641,13 +642,26 @@ def status_from(batch: bytes, fields: Sequence[bytes]) -> BatchStatus:
     )
 
 
+def readable(names: Iterable[bytes]) -> list[str]:
+    """Those that are text: what a foreign hand has written, and is none, names nothing of ours (L7)."""
+    texts = []
+    for name in names:
+        with suppress(UnicodeDecodeError):
+            texts.append(name.decode())
+    return texts
+
+
 def member_from(row: Row) -> Member:
-    """A row of members.lua."""
-    number, job_id, ended, result, running = row
+    """A row of members.lua; one of which the end cannot be read is dead."""
+    number, name, ended, result, running = row
+    job_id = name.decode(errors="replace")
     if ended is None:
-        return Member(int(number), job_id.decode(), State.RUNNING if running else State.READY)
-    state, newline, reason = ended.decode().partition("\n")
-    return Member(int(number), job_id.decode(), State(state), result, reason if newline else None)
+        return Member(int(number), job_id, State.RUNNING if running else State.READY)
+    state, newline, reason = ended.decode(errors="replace").partition("\n")
+    try:
+        return Member(int(number), job_id, State(state), result, reason if newline else None)
+    except ValueError:
+        return Member(int(number), job_id, State.DEAD, None, "broken")
 
 
 def terms_of(rule: Rule) -> tuple[Argument, Argument, Argument]:

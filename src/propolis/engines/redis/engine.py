@@ -148,6 +148,7 @@ from propolis.engines.redis.codec import (
     member_from,
     note_fields,
     packed,
+    readable,
     rule_from,
     status_from,
     taken_in,
@@ -458,7 +459,7 @@ class RedisEngine(FromExchange, RedisFeeds):
         promoted, reaped, expired, removed, now, next_us, again_us, doors, kinds, *found = answer
         ended, parked, ranks, broken = found
         self._tell_broken(broken)
-        await self._take_in_from([queue.decode() for queue in doors])
+        await self._take_in_from(readable(doors))
         swept = Swept(
             promoted,
             reaped,
@@ -466,9 +467,9 @@ class RedisEngine(FromExchange, RedisFeeds):
             removed,
             next_in=span_until(int(next_us), int(now)) if next_us else None,
             again_in=span_until(int(again_us), int(now)) if again_us else None,
-            records_due=tuple(kind.decode() for kind in kinds),
-            ended=tuple(job_id.decode() for job_id in ended),
-            parked=tuple(sorted(_line_of(line) for line in parked)),
+            records_due=tuple(readable(kinds)),
+            ended=tuple(readable(ended)),
+            parked=tuple(sorted(map(_line_of, readable(parked)))),
         )
         return swept, [int(rank) for rank in ranks]
 
@@ -718,9 +719,9 @@ def _counts(numbers: Iterable[int | bytes]) -> Counts:
     return Counts(ready, scheduled, held, parked, running, done, dead, cancelled, put, deleted)
 
 
-def _line_of(line: bytes) -> tuple[str, str]:
+def _line_of(line: str) -> tuple[str, str]:
     """The queue and the task of jobs that are parked."""
-    queue, _, task = line.decode().partition("\n")
+    queue, _, task = line.partition("\n")
     return queue, task
 
 

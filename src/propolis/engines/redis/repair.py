@@ -70,20 +70,23 @@ def _text(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
-async def _queues(call: RunsScripts) -> AsyncIterator[bytes]:
-    page = await call("queues", BITE, "", reads=True)
-    while page:
+def _queues(call: RunsScripts) -> AsyncIterator[bytes]:
+    return _named(call, "queues")
+
+
+def _batches(call: RunsScripts) -> AsyncIterator[bytes]:
+    return _named(call, "batch_statuses")
+
+
+async def _named(call: RunsScripts, script: str) -> AsyncIterator[bytes]:
+    """The first of each row, page by page; a page that leads back ends it, since damage has no order."""
+    after = b""
+    while page := await call(script, BITE, after, reads=True):
         for name, *_ in page:
             yield name
-        page = await call("queues", BITE, page[-1][0], reads=True)
-
-
-async def _batches(call: RunsScripts) -> AsyncIterator[bytes]:
-    page = await call("batch_statuses", BITE, "", reads=True)
-    while page:
-        for name, _ in page:
-            yield name
-        page = await call("batch_statuses", BITE, page[-1][0], reads=True)
+        if page[-1][0] <= after:
+            return
+        after = page[-1][0]
 
 
 # --- jobs without a place ----------------------------------------------------------------------
