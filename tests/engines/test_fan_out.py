@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any
 
@@ -23,6 +24,9 @@ async def test_what_a_job_emits_is_not_written_down_in_the_event_loop(
     handles: list[Engine], monkeypatch: pytest.MonkeyPatch, size: int, apart: bool, special: bool
 ) -> None:
     """L5.11: where it is much; and it is all there."""
+    monkeypatch.setattr(
+        "propolis.engines.sqlite.file.SLOW_COMMIT", math.inf
+    )  # then all writes are in a thread
     engine = handles[0]
     await put_one(engine)
     lease = await take_one(engine)
