@@ -481,8 +481,11 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     w record;
     seen bigint;
-    given bigint := greatest((SELECT until_us - greatest(span_us, 0) FROM running WHERE until_us > 0 ORDER BY until_us DESC LIMIT 1),
-                             (SELECT until_us - greatest(span_us, 0) FROM chunk WHERE until_us > 0 ORDER BY until_us DESC LIMIT 1));
+    -- A span that is lacking shows nothing, and one below 0 no more than 0 does.
+    given bigint := greatest(
+        (SELECT CASE WHEN span_us IS NOT NULL THEN until_us - greatest(span_us, 0) END
+           FROM running WHERE until_us > 0 ORDER BY until_us DESC LIMIT 1),
+        (SELECT until_us - greatest(span_us, 0) FROM chunk WHERE until_us > 0 ORDER BY until_us DESC LIMIT 1));
     now_us bigint;
 BEGIN
     SELECT max(seen_us) INTO seen FROM sweeper;
