@@ -119,21 +119,7 @@ class Followed:
             self.files.append("worker/" + name.rpartition("/propolis/worker/")[2])
 
 
-async def test_a_job_runs_through_those_files_and_through_no_other() -> None:
-    """But for two questions, whether its lease is still ours and what time it is; in its own context, and
-    with a line in the log where it failed.
-    """
-    app = App("memory://")
-
-    @app.task
-    async def succeed() -> None: ...
-
-    @app.task(retries=0)
-    async def fail() -> None:
-        raise ValueError
-
-    await succeed.aenqueue()
-    await fail.aenqueue()
+async def files_run(app: App) -> list[str]:
     followed, before = Followed(), sys.getprofile()
     sys.setprofile(followed)
     try:
@@ -141,11 +127,38 @@ async def test_a_job_runs_through_those_files_and_through_no_other() -> None:
     finally:
         sys.setprofile(before)
         await app.aclose()
+    # Two questions, whether its lease is still ours and what time it is; and its own context.
     questions = {"worker/keeper.py", "worker/settings.py"}
     around = {"worker/calls/own_context.py", "worker/process/signals.py"}
-    around |= {"worker/process/run_log.py", "worker/process/storms.py"}
-    assert set(followed.files) - questions - around == {shown(path) for path in path_of_a_job()}
-    assert followed.files[0] == shown(path_of_a_job()[0])
+    return [file for file in followed.files if file not in questions | around]
+
+
+async def test_a_job_runs_through_those_files_and_through_no_other() -> None:
+    app = App("memory://")
+
+    @app.task
+    async def succeed() -> None: ...
+
+    await succeed.aenqueue()
+    files = await files_run(app)
+    assert set(files) == {shown(path) for path in path_of_a_job()}
+    assert files[0] == shown(path_of_a_job()[0])
+
+
+async def test_so_does_one_that_fails_and_the_log_has_it_when_its_outcome_is_known() -> None:
+    app = App("memory://")
+
+    @app.task(retries=0)
+    async def fail() -> None:
+        raise ValueError
+
+    await fail.aenqueue()
+    files = await files_run(app)
+    logs = {"worker/process/run_log.py", "worker/process/storms.py"}
+    first = min(files.index(each) for each in logs)
+    assert set(files[:first]) == {shown(path) for path in path_of_a_job()}
+    assert set(files[first:]) <= {shown(path) for path in path_of_a_job()} | logs
+    assert shown(path_of_a_job()[0]) == files[0]
 
 
 # --- the tree on the page ------------------------------------------------------
