@@ -131,6 +131,7 @@ class Bench:
                     await engine.put_batch(batch, jobs, seal=False)
                 else:
                     await engine.put(jobs)
+                await asyncio.sleep(0)  # for the steady load: a put on SQLite never leaves the loop
             await engine.seal(batch.id)
 
         self.app.client.wait(put())
