@@ -22,7 +22,7 @@ from propolis.app.task import Call, Task
 from propolis.app.transaction import Transaction
 from propolis.core import wire
 from propolis.core.duration import Duration, milliseconds
-from propolis.core.envelope import Envelope
+from propolis.core.envelope import TRACE_HEADERS, Envelope
 from propolis.core.ids import derive_id
 from propolis.core.job import Lease, Progress, storable
 from propolis.core.protocols import MAX_CHECKPOINT, MAX_OUTCOME
@@ -274,6 +274,7 @@ class Job(Provided):
         made = task.job(*args, **kwargs)
         if not made.chosen:
             made = replace(made, id=derive_id(self.id, "emit", len(self._emissions)), chosen=True)
+        [made] = self.app.client.stamped([made])
         size = self.emitted_bytes + len(wire.encode(made))  # what is wrong is wrong here
         if size > MAX_OUTCOME:
             raise OutcomeTooLarge(size, MAX_OUTCOME)
@@ -328,8 +329,12 @@ def _number(number: float) -> float:
 
 
 def _is_handed_on(header: str) -> bool:
-    """A header of our own, such as a place in a flow, was for one turn; that of the instant goes on."""
-    return not header.startswith("propolis-") or header in (SCHEDULE_HEADER, INSTANT_HEADER)
+    """A header of our own, such as a place in a flow, was for one turn; that of the instant goes on.
+
+    Each turn is a trace of its own: one that never ends could not be shown.
+    """
+    ours = header.startswith("propolis-") and header not in (SCHEDULE_HEADER, INSTANT_HEADER)
+    return not ours and header not in TRACE_HEADERS
 
 
 def current_job() -> Job | None:

@@ -12,6 +12,7 @@ from propolis.core.envelope import Envelope
 from propolis.core.ids import derive_id
 
 BATCH_HEADER = "propolis-batch"  # on a callback: the batch that it is called for
+CALLBACKS = ("on_finished", "on_succeeded", "on_failed")  # of a `Batch`
 
 
 class BatchState(StrEnum):

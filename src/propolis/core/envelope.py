@@ -15,6 +15,7 @@ from propolis.errors import BadCall
 
 MAX_CRASHES = 3
 NO_ARGS, NO_KWARGS = Raw(b"[]"), Raw(b"{}")  # one of each for all jobs: what is not this very one is written
+TRACE_HEADERS = ("traceparent", "tracestate", "sentry-trace", "baggage")  # of which trace a job is a part
 Moment = Annotated[datetime, Meta(tz=True)]
 
 

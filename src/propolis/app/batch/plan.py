@@ -13,7 +13,7 @@ from propolis.app.client.client import DeclaredTask
 from propolis.app.signature import Provided
 from propolis.app.task import Call, Task
 from propolis.core import wire
-from propolis.core.batch import BATCH_HEADER, Batch, callback_id
+from propolis.core.batch import BATCH_HEADER, CALLBACKS, Batch, callback_id
 from propolis.core.duration import Duration, milliseconds
 from propolis.core.envelope import Envelope, check_options
 from propolis.core.ids import new_id
@@ -98,7 +98,7 @@ def check_batch_is_kept(batch: Batch, tasks: Mapping[str, DeclaredTask]) -> None
     """`BadSetting` for a callback that would find nothing of its batch."""
     if batch.keep_for_ms:
         return
-    for job in (batch.on_finished, batch.on_succeeded, batch.on_failed):
+    for job in (getattr(batch, name) for name in CALLBACKS):
         if job is not None and job.task in tasks and tasks[job.task].asks_for(ReadsBatch):
             raise BadSetting(
                 f"with keep_for=0 the batch is gone before {job.task} can read its BatchReport: keep it for "

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 
+from msgspec.structs import replace
+
 from propolis.app.batch.plan import BatchPlan
 from propolis.app.client.client import Client
 from propolis.app.client.puts import MAX_PER_PUT, Puts, retry_until_answered
@@ -34,7 +36,7 @@ class BatchStream:
         before: Before | None = None,
     ) -> None:
         self._client = client
-        self._plan = plan
+        self._plan = replace(plan, batch=client.stamped_batch(plan.batch))
         self._before = before
         self._stream = plan.batch.id if plan.chosen else new_id()
         self._pieces = 0
@@ -62,6 +64,7 @@ class BatchStream:
         """
         token = derive_id("batch", self._stream, self._pieces)
         self._pieces += 1
+        jobs = self._client.stamped(jobs)
         ahead = self._client.ahead if self.opened else 0
         await self._puts.make(partial(self._put, jobs, seal, token), ahead=ahead)
 

@@ -8,12 +8,15 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from msgspec.structs import replace
+
 from propolis.app.client.blocking import Background, check_can_wait
 from propolis.app.client.puts import Coalescer, IdempotentPuts, Puts, bundles
+from propolis.core.batch import CALLBACKS, Batch
 from propolis.core.clock import Clock
 from propolis.core.envelope import Envelope
 from propolis.core.protocols import Durability, Engine, Looks, Receipt, Remote, Transactional
@@ -23,6 +26,10 @@ from propolis.engines.shared.guarded_lock import GuardedLock
 from propolis.errors import BadSetting
 
 T = TypeVar("T")
+
+
+Stamp = Callable[[Envelope], Envelope]  # what puts its mark on a job before that is put
+Sending = Callable[[], AbstractContextManager[Stamp]]  # around a put, in the context of whoever makes it
 
 
 class DeclaredTask(Protocol):
@@ -46,6 +53,7 @@ class Client:
         self.looks = False  # whoever uses it only looks: storage is not created
         self.needs: dict[type, str] = {}  # pieces of the contract, and how this app says so
         self.actor: str | None = None  # who pauses and blocks; None: the user of this process
+        self.sending: Sending | None = None  # an integration that traces what is put
         self._floor = durability_of(durability)
         self._clock = clock
         self._lock = GuardedLock()
@@ -128,14 +136,18 @@ class Client:
         coalescer = self._coalescers.get(loop)
         if coalescer is None:
             coalescer = self._coalescers[loop] = Coalescer(self._put)
-        return await coalescer.add(job)
+        if self.sending is None:
+            return await coalescer.add(job)
+        with self.sending() as stamp:
+            return await coalescer.add(stamp(job))
 
     async def aput_in(self, tx: object, jobs: Iterable[Envelope]) -> list[Receipt]:
         """Put jobs inside a transaction of the caller's own, where the engine can do that."""
         engine = self._transactional(await self.ready())
         receipts: list[Receipt] = []
-        for bundle in bundles(jobs):
-            receipts += await engine.put_in(tx, bundle)
+        with self._stamped(jobs) as stamped:
+            for bundle in bundles(stamped):
+                receipts += await engine.put_in(tx, bundle)
         return receipts
 
     def put_in(self, tx: object, jobs: Iterable[Envelope]) -> list[Receipt]:
@@ -145,8 +157,9 @@ class Client:
         if not self._opened:
             self.wait(self.ready())
         receipts: list[Receipt] = []
-        for bundle in bundles(jobs):
-            receipts += engine.put_in_now(tx, bundle)
+        with self._stamped(jobs) as stamped:
+            for bundle in bundles(stamped):
+                receipts += engine.put_in_now(tx, bundle)
         return receipts
 
     def _transactional(self, engine: Engine) -> Transactional:
@@ -161,6 +174,31 @@ class Client:
 
     async def aput_many(self, jobs: Iterable[Envelope]) -> list[Receipt]:
         """In bundles.  Where the engine keeps their order, the next is made ready while the last is put."""
+        with self._stamped(jobs) as stamped:
+            return await self._aput_many(stamped)
+
+    @contextmanager
+    def _stamped(self, jobs: Iterable[Envelope]) -> Iterator[Iterable[Envelope]]:
+        if self.sending is None:
+            yield jobs
+        else:
+            with self.sending() as stamp:
+                yield map(stamp, jobs)
+
+    def stamped(self, jobs: list[Envelope]) -> list[Envelope]:
+        """Jobs that are put by other ways, such as members of a batch."""
+        with self._stamped(jobs) as stamped:
+            return list(stamped)
+
+    def stamped_batch(self, batch: Batch) -> Batch:
+        """With callbacks that are stamped, as all that is put."""
+        if self.sending is None:
+            return batch
+        names = [name for name in CALLBACKS if getattr(batch, name) is not None]
+        callbacks = self.stamped([getattr(batch, name) for name in names])
+        return replace(batch, **dict(zip(names, callbacks, strict=True)))
+
+    async def _aput_many(self, jobs: Iterable[Envelope]) -> list[Receipt]:
         await self.ready()
         receipts: list[Receipt] = []
         puts = Puts[list[Receipt]]()

@@ -18,7 +18,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from propolis.core import wire
-from propolis.core.envelope import Envelope
+from propolis.core.envelope import TRACE_HEADERS, Envelope
 from propolis.core.ids import derive_id
 from propolis.core.job import Member, State
 from propolis.errors import BrokenPayload, FlowBroken
@@ -128,8 +128,13 @@ def _placed(
         batch=before.batch,
         member=number,
         args=with_first(value, template.args),
+        headers={**_trace_of(before), **template.headers},
     )
     return with_continuation(placed, continuation)
+
+
+def _trace_of(job: Envelope) -> dict[str, str]:
+    return {name: job.headers[name] for name in TRACE_HEADERS if name in job.headers}
 
 
 def with_first(value: bytes, args: Raw) -> Raw:

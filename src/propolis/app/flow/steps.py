@@ -355,12 +355,13 @@ async def _put(client: Client, compiled: Compiled) -> None:
     Whoever dies on the way leaves open batches without jobs, which are forgotten.
     """
     engine = await client.piece(Batches)
-    inner = compiled.batches[-1]
-    for batch in compiled.batches if inner.parent is not None else ():
+    batches, jobs = [client.stamped_batch(batch) for batch in compiled.batches], client.stamped(compiled.jobs)
+    inner = batches[-1]
+    for batch in batches if inner.parent is not None else ():
         await retry_until_answered(partial(engine.put_batch, batch, seal=False))
         if batch.parent is not None:  # which has a member now, this one, that keeps it from ending
             await retry_until_answered(partial(engine.seal, batch.parent))
-    await retry_until_answered(partial(engine.put_batch, inner, compiled.jobs))
+    await retry_until_answered(partial(engine.put_batch, inner, jobs))
 
 
 def _nothing_before(side: Side) -> str:

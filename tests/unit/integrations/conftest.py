@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.unit.worker.conftest import app
+
+__all__ = ["app"]
