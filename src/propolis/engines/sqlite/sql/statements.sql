@@ -7,7 +7,7 @@ SELECT seq, front FROM propolis_counter;
 UPDATE propolis_counter SET seq = :seq, front = :front, largest_us = max(largest_us, :now_us);
 
 -- name: keep_tally
-INSERT INTO propolis_tally (queue, put, deleted, ready, scheduled, held, parked, running, done, dead, cancelled)
+INSERT INTO propolis_tally (queue, TALLY_COLUMNS)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (queue) DO UPDATE SET
     put = put + excluded.put, deleted = deleted + excluded.deleted, ready = ready + excluded.ready,
@@ -20,12 +20,10 @@ ON CONFLICT (queue) DO UPDATE SET
 UPDATE propolis_tally SET put = put + ?, ready = ready + ? WHERE queue = ?;
 
 -- name: tally
-SELECT put, deleted, ready, scheduled, held, parked, running, done, dead, cancelled
-  FROM propolis_tally WHERE queue = :queue;
+SELECT TALLY_COLUMNS FROM propolis_tally WHERE queue = :queue;
 
 -- name: tally_page
-SELECT queue, put, deleted, ready, scheduled, held, parked, running, done, dead, cancelled
-  FROM propolis_tally WHERE queue > :after ORDER BY queue LIMIT :most;
+SELECT queue, TALLY_COLUMNS FROM propolis_tally WHERE queue > :after ORDER BY queue LIMIT :most;
 
 -- name: count_due
 -- Those whose time has come, counted up to a number.
@@ -112,8 +110,7 @@ DELETE FROM propolis_scheduled WHERE queue = :queue AND due_us = :due_us AND seq
 
 -- name: line
 -- The next jobs of a queue, in the order in which they are leased.
-SELECT r.priority, r.pos, j.seq, j.id, j.task, CAST(j.body AS BLOB), j.attempts, j.failures, j.losses, j.crashes,
-       j.fence, j.put_us, j.batch, j.expires_us, j.limit_key, j.plain, j.checkpoint
+SELECT r.priority, r.pos, LINE_COLUMNS
   FROM propolis_ready r JOIN propolis_job j ON j.seq = r.seq
  WHERE r.queue = :queue
  ORDER BY r.priority DESC, r.pos
@@ -121,8 +118,7 @@ SELECT r.priority, r.pos, j.seq, j.id, j.task, CAST(j.body AS BLOB), j.attempts,
 
 -- name: parked_line
 -- The same of a line of parked jobs, from one on.
-SELECT p.priority, j.pos, j.seq, j.id, j.task, CAST(j.body AS BLOB), j.attempts, j.failures, j.losses, j.crashes,
-       j.fence, j.put_us, j.batch, j.expires_us, j.limit_key, j.plain, j.checkpoint
+SELECT p.priority, j.pos, LINE_COLUMNS
   FROM propolis_parked p JOIN propolis_job j ON j.seq = p.seq
  WHERE p.queue = :queue AND p.task = :task AND (-p.priority, p.seq) > (-:priority, :seq)
  ORDER BY p.priority DESC, p.seq
@@ -215,21 +211,15 @@ SELECT j.id, r.seq, r.fence, r.holder, j.queue, j.plain, j.task, j.limit_key
   FROM propolis_job j JOIN propolis_running r ON r.seq = j.seq WHERE j.id = :id;
 
 -- name: running_job
-SELECT j.seq, j.id, j.task, j.queue, j.priority, j.pos, j.due_us, j.expires_us, j.max_crashes, j.chosen, j.unique_key,
-       j.limit_key, j.batch, j.member, j.stepped, j.attempts, j.failures, j.losses, j.crashes, j.fence, j.started_us,
-       j.history, r.fence AS lease_fence, r.attempt, r.started_us AS lease_started_us, r.holder, r.cancel, r.began
+SELECT j.LIVE_COLUMNS, r.fence AS lease_fence, r.attempt, r.started_us AS lease_started_us, r.holder, r.cancel, r.began
   FROM propolis_running r JOIN propolis_job j ON j.seq = r.seq
  WHERE r.seq = :seq;
 
 -- name: live_job
-SELECT seq, id, task, queue, priority, pos, due_us, expires_us, max_crashes, chosen, unique_key, limit_key, batch,
-       member, stepped, attempts, failures, losses, crashes, fence, started_us, history
-  FROM propolis_job WHERE id = :id;
+SELECT LIVE_COLUMNS FROM propolis_job WHERE id = :id;
 
 -- name: job_by_number
-SELECT seq, id, task, queue, priority, pos, due_us, expires_us, max_crashes, chosen, unique_key, limit_key, batch,
-       member, stepped, attempts, failures, losses, crashes, fence, started_us, history
-  FROM propolis_job WHERE seq = :seq;
+SELECT LIVE_COLUMNS FROM propolis_job WHERE seq = :seq;
 
 -- name: running_of
 SELECT fence, attempt, cancel FROM propolis_running WHERE seq = :seq;
@@ -287,10 +277,7 @@ DELETE FROM propolis_scheduled WHERE queue = :queue AND due_us = :due_us AND seq
 DELETE FROM propolis_held WHERE seq = :seq RETURNING scope, name;
 
 -- name: archive
-INSERT INTO propolis_archive (seq, id, task, queue, priority, put_us, due_us, expires_us, max_crashes, chosen,
-                              unique_key, unique_until, limit_key, batch, member, attempts, failures, losses,
-                              crashes, fence, started_us, error, progress, checkpoint, log, history, body, state,
-                              cancel, ended_us, keep_us, reason, result)
+INSERT INTO propolis_archive (ARCHIVE_COLUMNS)
 SELECT seq, id, task, queue, priority, put_us, due_us, expires_us, max_crashes, chosen, unique_key, unique_until,
        limit_key, batch, member, :attempts, :failures, :losses, :crashes, :fence, :started_us, :error, progress,
        CASE :state WHEN 'dead' THEN checkpoint END, log, :history, body, :state, :cancel, :ended_us, :keep_us, :reason, :result
@@ -423,12 +410,10 @@ SELECT min(moment) FROM (
     SELECT min(expires_us) FROM propolis_record WHERE expires_us > :now_us);
 
 -- name: batch_row
-SELECT id, body, sealed, live, done, dead, cancelled, created_us, finished_us, keep_us, parent, member
-  FROM propolis_batch WHERE id = :id;
+SELECT BATCH_COLUMNS FROM propolis_batch WHERE id = :id;
 
 -- name: batch_page
-SELECT id, body, sealed, live, done, dead, cancelled, created_us, finished_us, keep_us, parent, member
-  FROM propolis_batch WHERE id > coalesce(:after, '') ORDER BY id LIMIT :most;
+SELECT BATCH_COLUMNS FROM propolis_batch WHERE id > coalesce(:after, '') ORDER BY id LIMIT :most;
 
 -- name: add_batch
 INSERT INTO propolis_batch (id, body, created_us, open_us, parent, member)
@@ -550,10 +535,7 @@ VALUES (:name, :upto, :removed, :since_us, :cancels);
 DELETE FROM propolis_removal WHERE name = :name;
 
 -- name: archived_job
-SELECT seq, id, task, queue, priority, put_us, due_us, expires_us, max_crashes, chosen, unique_key, unique_until,
-       limit_key, batch, member, attempts, failures, losses, crashes, fence, started_us, error, progress, checkpoint,
-       log, history, body, state, cancel, ended_us, keep_us, reason, result
-  FROM propolis_archive WHERE id = :id;
+SELECT ARCHIVE_COLUMNS FROM propolis_archive WHERE id = :id;
 
 -- name: revive
 INSERT INTO propolis_job (seq, id, task, queue, priority, pos, put_us, due_us, expires_us, max_crashes, plain, chosen,
@@ -604,13 +586,7 @@ SELECT count(*) FROM (
     LIMIT :most);
 
 -- name: find_live
-SELECT j.seq, j.id, j.task, j.queue, j.priority, j.put_us, j.due_us, j.expires_us, j.unique_key, j.limit_key, j.batch,
-       j.member, j.attempts, j.failures, j.losses, j.crashes, j.fence, j.started_us, j.error, j.progress, j.log, j.history,
-       j.body, j.checkpoint, coalesce(r.began, 0) AS began, r.fence AS lease_fence, r.attempt, r.until_us,
-       r.started_us AS lease_started_us, r.holder,
-       coalesce(r.cancel, 0) AS cancel,
-       EXISTS (SELECT 1 FROM propolis_parked p
-                WHERE p.queue = j.queue AND p.task = j.task AND p.priority = j.priority AND p.seq = j.seq) AS parked
+SELECT SHOWN_COLUMNS
   FROM propolis_job j LEFT JOIN propolis_running r ON r.seq = j.seq
  WHERE j.seq > :after AND j.seq <= :upto
    AND (:queue IS NULL OR j.queue = :queue)
@@ -623,13 +599,7 @@ SELECT j.seq, j.id, j.task, j.queue, j.priority, j.put_us, j.due_us, j.expires_u
 
 -- name: find_running
 -- From the few that run, and not through all that wait.
-SELECT j.seq, j.id, j.task, j.queue, j.priority, j.put_us, j.due_us, j.expires_us, j.unique_key, j.limit_key, j.batch,
-       j.member, j.attempts, j.failures, j.losses, j.crashes, j.fence, j.started_us, j.error, j.progress, j.log, j.history,
-       j.body, j.checkpoint, coalesce(r.began, 0) AS began, r.fence AS lease_fence, r.attempt, r.until_us,
-       r.started_us AS lease_started_us, r.holder,
-       coalesce(r.cancel, 0) AS cancel,
-       EXISTS (SELECT 1 FROM propolis_parked p
-                WHERE p.queue = j.queue AND p.task = j.task AND p.priority = j.priority AND p.seq = j.seq) AS parked
+SELECT SHOWN_COLUMNS
   FROM propolis_running r JOIN propolis_job j ON j.seq = r.seq
  WHERE r.seq > :after AND r.seq <= :upto
    AND (:queue IS NULL OR j.queue = :queue)
@@ -639,20 +609,12 @@ SELECT j.seq, j.id, j.task, j.queue, j.priority, j.put_us, j.due_us, j.expires_u
  LIMIT :most;
 
 -- name: get_live
-SELECT j.seq, j.id, j.task, j.queue, j.priority, j.put_us, j.due_us, j.expires_us, j.unique_key, j.limit_key, j.batch,
-       j.member, j.attempts, j.failures, j.losses, j.crashes, j.fence, j.started_us, j.error, j.progress, j.log, j.history,
-       j.body, j.checkpoint, coalesce(r.began, 0) AS began, r.fence AS lease_fence, r.attempt, r.until_us,
-       r.started_us AS lease_started_us, r.holder,
-       coalesce(r.cancel, 0) AS cancel,
-       EXISTS (SELECT 1 FROM propolis_parked p
-                WHERE p.queue = j.queue AND p.task = j.task AND p.priority = j.priority AND p.seq = j.seq) AS parked
+SELECT SHOWN_COLUMNS
   FROM propolis_job j LEFT JOIN propolis_running r ON r.seq = j.seq
  WHERE j.id = :id;
 
 -- name: find_archived
-SELECT seq, id, task, queue, priority, put_us, due_us, expires_us, max_crashes, chosen, unique_key, unique_until,
-       limit_key, batch, member, attempts, failures, losses, crashes, fence, started_us, error, progress, checkpoint,
-       log, history, body, state, cancel, ended_us, keep_us, reason, result
+SELECT ARCHIVE_COLUMNS
   FROM propolis_archive
  WHERE seq > :after AND seq <= :upto
    AND (:queue IS NULL OR queue = :queue)

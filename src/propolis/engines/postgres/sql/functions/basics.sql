@@ -23,19 +23,9 @@ END $$;
 CREATE FUNCTION place(t terms, j job) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF j.due_us > t.now_us THEN
-        INSERT INTO scheduled (seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts,
-            failures, crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member,
-            stepped, error, progress, log, history, checkpoint, losses)
-        VALUES (j.seq, j.pos, j.put_us, j.due_us, j.expires_us, j.fence, j.started_us, j.rank, j.max_crashes,
-                j.attempts, j.failures, j.crashes, j.queue, j.id, j.task, j.body, j.chosen, j.unique_key,
-                j.unique_until, j.limit_key, j.batch, j.member, j.stepped, j.error, j.progress, j.log, j.history, j.checkpoint, j.losses);
+        INSERT INTO scheduled (WAITING_COLUMNS) VALUES (j.WAITING_COLUMNS);
     ELSE
-        INSERT INTO ready (seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts,
-            failures, crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member,
-            stepped, error, progress, log, history, checkpoint, losses)
-        VALUES (j.seq, j.pos, j.put_us, j.due_us, j.expires_us, j.fence, j.started_us, j.rank, j.max_crashes,
-                j.attempts, j.failures, j.crashes, j.queue, j.id, j.task, j.body, j.chosen, j.unique_key,
-                j.unique_until, j.limit_key, j.batch, j.member, j.stepped, j.error, j.progress, j.log, j.history, j.checkpoint, j.losses);
+        INSERT INTO ready (WAITING_COLUMNS) VALUES (j.WAITING_COLUMNS);
     END IF;
 END $$;
 
@@ -44,20 +34,11 @@ CREATE FUNCTION unplace(job_id text) RETURNS job LANGUAGE plpgsql AS $$
 DECLARE
     j job;
 BEGIN
-    DELETE FROM ready WHERE id = job_id
-    RETURNING seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
-              queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-              progress, log, history, checkpoint, losses INTO j;
+    DELETE FROM ready WHERE id = job_id RETURNING WAITING_COLUMNS INTO j;
     IF NOT FOUND THEN
-        DELETE FROM scheduled WHERE id = job_id
-        RETURNING seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures,
-                  crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped,
-                  error, progress, log, history, checkpoint, losses INTO j;
+        DELETE FROM scheduled WHERE id = job_id RETURNING WAITING_COLUMNS INTO j;
         IF NOT FOUND THEN
-            DELETE FROM held WHERE id = job_id
-            RETURNING seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures,
-                      crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member,
-                      stepped, error, progress, log, history, checkpoint, losses INTO j;
+            DELETE FROM held WHERE id = job_id RETURNING WAITING_COLUMNS INTO j;
         END IF;
     END IF;
     RETURN j;
@@ -70,19 +51,13 @@ DECLARE
 BEGIN
     WITH from_ready AS (
         DELETE FROM ready WHERE id = ANY (ids)
-        RETURNING (seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
-                   queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-                   progress, log, history, checkpoint, losses, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::job AS j),
+        RETURNING (WAITING_COLUMNS, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::job AS j),
     from_scheduled AS (
         DELETE FROM scheduled WHERE id = ANY (ids)
-        RETURNING (seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
-                   queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-                   progress, log, history, checkpoint, losses, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::job AS j),
+        RETURNING (WAITING_COLUMNS, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::job AS j),
     from_held AS (
         DELETE FROM held WHERE id = ANY (ids)
-        RETURNING (seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
-                   queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-                   progress, log, history, checkpoint, losses, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::job AS j),
+        RETURNING (WAITING_COLUMNS, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::job AS j),
     gone AS (SELECT j FROM from_ready UNION ALL SELECT j FROM from_scheduled UNION ALL SELECT j FROM from_held)
     SELECT coalesce(array_agg(g.j ORDER BY i.n), '{}') INTO jobs
       FROM gone AS g JOIN (SELECT id, min(n) AS n FROM unnest(ids) WITH ORDINALITY AS i (id, n) GROUP BY id) AS i ON i.id = (g.j).id;
@@ -104,17 +79,9 @@ BEGIN
         PERFORM wake(queue) FROM (SELECT DISTINCT queue FROM scheduled WHERE ctid = ANY (places)) AS them;
     END IF;
     WITH due AS (
-        DELETE FROM scheduled WHERE ctid = ANY (places)
-        RETURNING seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures,
-                  crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped,
-                  error, progress, log, history, checkpoint, losses)
-    INSERT INTO ready (seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures,
-                       crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member,
-                       stepped, error, progress, log, history, checkpoint, losses)
-    SELECT seq, nextval('back'), put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures,
-           crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-           progress, log, history, checkpoint, losses
-      FROM due ORDER BY due_us, seq;
+        DELETE FROM scheduled WHERE ctid = ANY (places) RETURNING WAITING_COLUMNS)
+    INSERT INTO ready (WAITING_COLUMNS)
+    SELECT seq, nextval('back'), CARRIED_COLUMNS FROM due ORDER BY due_us, seq;
     RETURN cardinality(places);
 END $$;
 

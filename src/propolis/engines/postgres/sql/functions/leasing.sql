@@ -96,16 +96,10 @@ BEGIN
             DELETE FROM held WHERE ctid = ANY (ARRAY(
                 SELECT ctid FROM held WHERE queue = of_queue AND hold_scope = scopes[n] AND hold_name = names[n]
                  ORDER BY rank, pos LIMIT least(want, room) FOR UPDATE SKIP LOCKED))
-            RETURNING seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures,
-                      crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member,
-                      stepped, error, progress, log, history, checkpoint, losses),
+            RETURNING WAITING_COLUMNS),
         back AS (
-            INSERT INTO ready (seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts,
-                               failures, crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch,
-                               member, stepped, error, progress, log, history, checkpoint, losses)
-            SELECT seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
-                   queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-                   progress, log, history, checkpoint, losses FROM free
+            INSERT INTO ready (WAITING_COLUMNS)
+            SELECT WAITING_COLUMNS FROM free
             RETURNING id)
         SELECT array_agg(id) INTO freed FROM back;
         ids := ids || freed;
@@ -118,15 +112,9 @@ CREATE FUNCTION set_aside(ids text[], scopes text[], names text[]) RETURNS void 
 BEGIN
     WITH gone AS (
         DELETE FROM ready WHERE id = ANY (ids)
-        RETURNING seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
-                  queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-                  progress, log, history, checkpoint, losses)
-    INSERT INTO held (seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
-                      queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-                      progress, log, history, checkpoint, losses, hold_scope, hold_name)
-    SELECT seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
-           queue, gone.id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-           progress, log, history, checkpoint, losses, of.scope, of.name
+        RETURNING WAITING_COLUMNS)
+    INSERT INTO held (WAITING_COLUMNS, hold_scope, hold_name)
+    SELECT gone.WAITING_COLUMNS, of.scope, of.name
       FROM gone JOIN unnest(ids, scopes, names) AS of (id, scope, name) ON of.id = gone.id;
 END $$;
 
@@ -286,16 +274,10 @@ BEGIN
                     SELECT ctid FROM held WHERE queue = of_queue AND hold_scope = 'parked' AND hold_name = line
                        AND (rank, pos) > (last_rank, last_pos)
                      ORDER BY rank, pos LIMIT step FOR UPDATE SKIP LOCKED))
-                RETURNING seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures,
-                          crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member,
-                          stepped, error, progress, log, history, checkpoint, losses),
+                RETURNING WAITING_COLUMNS),
             back AS (
-                INSERT INTO ready (seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts,
-                                   failures, crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch,
-                                   member, stepped, error, progress, log, history, checkpoint, losses)
-                SELECT seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
-                       queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-                       progress, log, history, checkpoint, losses FROM free
+                INSERT INTO ready (WAITING_COLUMNS)
+                SELECT WAITING_COLUMNS FROM free
                 RETURNING ctid, rank, pos)
             SELECT array_agg(ctid), (array_agg(rank ORDER BY rank DESC, pos DESC))[1], (array_agg(pos ORDER BY rank DESC, pos DESC))[1]
               INTO places, last_rank, last_pos FROM back;
@@ -350,18 +332,12 @@ DECLARE
     numbers bigint[];
 BEGIN
     WITH taken AS (
-        DELETE FROM ready WHERE ctid = ANY (places)
-        RETURNING seq, pos, put_us, due_us, expires_us, fence, rank, max_crashes, attempts, failures, crashes, queue, id, task,
-                  body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error, progress, log,
-                  history, checkpoint, losses),
+        DELETE FROM ready WHERE ctid = ANY (places) RETURNING WAITING_COLUMNS),
     started AS (
-        INSERT INTO running (
-            seq, pos, put_us, due_us, expires_us, fence, number, started_us, rank, max_crashes, attempts, failures, crashes,
-            queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-            progress, log, history, checkpoint, losses, until_us, span_us, holder)
-        SELECT seq, pos, put_us, due_us, expires_us, greatest(fence + 1, t.now_us), nextval('number'), t.now_us, rank, max_crashes,
+        INSERT INTO running (WAITING_COLUMNS, number, until_us, span_us, holder)
+        SELECT seq, pos, put_us, due_us, expires_us, greatest(fence + 1, t.now_us), t.now_us, rank, max_crashes,
                attempts + 1, failures, crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch,
-               member, stepped, error, progress, log, history, checkpoint, losses, until, until - t.now_us, who
+               member, stepped, error, progress, log, history, checkpoint, losses, nextval('number'), until, until - t.now_us, who
           FROM taken ORDER BY rank, pos
         RETURNING number)
     SELECT array_agg(number) INTO numbers FROM started;
@@ -386,9 +362,7 @@ DECLARE
     j job;
 BEGIN
     DELETE FROM ready WHERE ctid = place
-    RETURNING seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
-              queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-              progress, log, history, checkpoint, losses INTO j;
+    RETURNING WAITING_COLUMNS INTO j;
     IF j.expires_us <= t.now_us THEN
         PERFORM place(t, j);
         RETURN NULL;
@@ -398,12 +372,8 @@ BEGIN
     j.started_us := t.now_us;
     j.attempts := j.attempts + 1;
     j.holder := who;
-    INSERT INTO running (seq, pos, put_us, due_us, expires_us, fence, number, started_us, rank, max_crashes, attempts, failures,
-        crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-        progress, log, history, checkpoint, losses, until_us, span_us, holder)
-    VALUES (j.seq, j.pos, j.put_us, j.due_us, j.expires_us, j.fence, j.number, j.started_us, j.rank, j.max_crashes, j.attempts,
-            j.failures, j.crashes, j.queue, j.id, j.task, j.body, j.chosen, j.unique_key, j.unique_until, j.limit_key,
-            j.batch, j.member, j.stepped, j.error, j.progress, j.log, j.history, j.checkpoint, j.losses, until, until - t.now_us, j.holder);
+    INSERT INTO running (WAITING_COLUMNS, number, until_us, span_us, holder)
+    VALUES (j.WAITING_COLUMNS, j.number, until, until - t.now_us, j.holder);
     RETURN (NULL, NULL, j.queue, NULL, ARRAY[j.number], ARRAY[j.fence], ARRAY[j.id], ARRAY[j.task], ARRAY[j.body], ARRAY[j.put_us],
             ARRAY[j.attempts], ARRAY[j.failures], ARRAY[j.crashes], ARRAY[j.batch], j.rank, j.pos,
             CASE WHEN j.checkpoint IS NOT NULL THEN ARRAY[j.checkpoint] END, ARRAY[coalesce(j.losses, 0)])::leased;

@@ -75,46 +75,16 @@ DECLARE
     high text := (SELECT max(id COLLATE "C") FROM unnest(these) AS id);
 BEGIN
     RETURN QUERY
-        SELECT seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
-               queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-               progress, log, history, checkpoint, losses, until_us, holder, cancel, began, number, 'ready', ended_us, keep_us, reason,
-               result
-          FROM ready WHERE id = ANY (these)
-        UNION ALL
-        SELECT seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
-               queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-               progress, log, history, checkpoint, losses, until_us, holder, cancel, began, number, 'ready', ended_us, keep_us, reason,
-               result
-          FROM scheduled WHERE id = ANY (these)
-        UNION ALL
-        SELECT seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
-               queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-               progress, log, history, checkpoint, losses, until_us, holder, cancel, began, number,
-               CASE hold_scope WHEN 'parked' THEN 'parked' ELSE 'ready' END, ended_us, keep_us, reason, result
-          FROM held WHERE id = ANY (these)
-        UNION ALL
-        SELECT seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
-               queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-               progress, log, history, checkpoint, losses, until_us, holder, cancel, began, number, 'running', ended_us, keep_us, reason,
-               result
-          FROM running WHERE id = ANY (these)
-        UNION ALL
-        SELECT seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
-               queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-               progress, log, history, checkpoint, losses, until_us, holder, cancel, began, number, state, ended_us, keep_us, reason,
-               result
-          FROM archive WHERE id = ANY (these)
-        UNION ALL
-        SELECT m.seq, m.seq, m.put_us, m.due_us, NULL, c.fence, c.started_us, m.rank, m.max_crashes, 1, 0, 0, c.queue,
-               m.id, m.task, m.body, NULL, NULL, NULL, NULL, c.batch, m.member, NULL, NULL, NULL, NULL, NULL, NULL,
-               NULL, c.until_us, c.holder, NULL, NULL, m.place, 'running', NULL, NULL, NULL, NULL
-          FROM chunk AS c, members_of(c) AS m
-         WHERE in_chunks IS NULL AND c.last_id >= low AND c.first_id <= high AND m.id = ANY (these)
-        UNION ALL
-        SELECT m.seq, m.seq, m.put_us, m.due_us, NULL, c.fence, c.started_us, m.rank, m.max_crashes, 1, 0, 0, c.queue,
-               m.id, m.task, m.body, NULL, NULL, NULL, NULL, c.batch, m.member, NULL, NULL, NULL, NULL, NULL, NULL,
-               NULL, c.until_us, c.holder, NULL, NULL, m.place, 'running', NULL, NULL, NULL, NULL
-          FROM chunk AS c, members_of(c) AS m WHERE c.number = ANY (in_chunks) AND m.id = ANY (these)
+        SELECT WAITING_COLUMNS, RUN_COLUMNS, 'ready', END_COLUMNS FROM ready WHERE id = ANY (these) UNION ALL
+        SELECT WAITING_COLUMNS, RUN_COLUMNS, 'ready', END_COLUMNS FROM scheduled WHERE id = ANY (these) UNION ALL
+        SELECT WAITING_COLUMNS, RUN_COLUMNS, CASE hold_scope WHEN 'parked' THEN 'parked' ELSE 'ready' END, END_COLUMNS
+          FROM held WHERE id = ANY (these) UNION ALL
+        SELECT WAITING_COLUMNS, RUN_COLUMNS, 'running', END_COLUMNS FROM running WHERE id = ANY (these) UNION ALL
+        SELECT WAITING_COLUMNS, RUN_COLUMNS, state, END_COLUMNS FROM archive WHERE id = ANY (these) UNION ALL
+        SELECT MEMBER_COLUMNS FROM chunk AS c, members_of(c) AS m
+         WHERE in_chunks IS NULL AND c.last_id >= low AND c.first_id <= high AND m.id = ANY (these) UNION ALL
+        SELECT MEMBER_COLUMNS FROM chunk AS c, members_of(c) AS m
+         WHERE c.number = ANY (in_chunks) AND m.id = ANY (these)
          ORDER BY seq;
 END $$;
 

@@ -77,10 +77,7 @@ BEGIN
     FOR n IN 1..cardinality(ids) LOOP
         SELECT reason INTO died_of FROM archive WHERE id = ids[n] AND state = 'dead' FOR UPDATE;
         CONTINUE WHEN NOT FOUND;
-        SELECT seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
-               queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-               progress, log, history, checkpoint, losses INTO j
-          FROM archive WHERE id = ids[n];
+        SELECT WAITING_COLUMNS INTO j FROM archive WHERE id = ids[n];
         IF j.unique_key IS NOT NULL THEN
             INSERT INTO unique_key (key, id) VALUES (j.unique_key, j.id) ON CONFLICT DO NOTHING;
             CONTINUE WHEN NOT FOUND;

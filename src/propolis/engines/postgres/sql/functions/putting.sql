@@ -219,11 +219,8 @@ BEGIN
     END IF;
     IF kinds.now THEN
         WITH added AS (
-            INSERT INTO ready (seq, pos, put_us, due_us, expires_us, rank, max_crashes, attempts, failures, crashes,
-                queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member)
-            SELECT seq, pos, put_us, due_us, expires_us, rank, max_crashes, attempts, failures, crashes, queue, id,
-                   task, body, chosen, unique_key, unique_until, limit_key, batch, member
-              FROM unnest(jobs) WHERE due_us <= t.now_us ON CONFLICT (id) DO NOTHING RETURNING id)
+            INSERT INTO ready (NEW_COLUMNS)
+            SELECT NEW_COLUMNS FROM unnest(jobs) WHERE due_us <= t.now_us ON CONFLICT (id) DO NOTHING RETURNING id)
         SELECT array_agg(id) INTO made FROM added;
         taken := used_elsewhere(made, t.now_us);
         IF kinds.later OR made IS NULL OR cardinality(made) < cardinality(jobs) THEN
@@ -253,11 +250,8 @@ BEGIN
         INSERT INTO known (id, until_us) SELECT id, NULL FROM unnest(jobs) WHERE chosen ON CONFLICT (id) DO UPDATE SET until_us = NULL;
     END IF;
     IF kinds.later THEN
-        INSERT INTO scheduled (seq, pos, put_us, due_us, expires_us, rank, max_crashes, attempts, failures, crashes,
-            queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member)
-        SELECT seq, pos, put_us, due_us, expires_us, rank, max_crashes, attempts, failures, crashes, queue, id, task,
-               body, chosen, unique_key, unique_until, limit_key, batch, member
-          FROM unnest(jobs) WHERE due_us > t.now_us;
+        INSERT INTO scheduled (NEW_COLUMNS)
+        SELECT NEW_COLUMNS FROM unnest(jobs) WHERE due_us > t.now_us;
     END IF;
     IF kinds.batched THEN
         FOR b IN SELECT j.batch AS id, count(*) AS n, min(j.seq) AS since, array_agg(j.id) AS ids

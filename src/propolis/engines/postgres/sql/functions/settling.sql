@@ -23,13 +23,8 @@ BEGIN
         IF became <> 'dead' THEN
             j.checkpoint := NULL;
         END IF;
-        INSERT INTO archive (seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts,
-            failures, crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member,
-            stepped, error, progress, log, history, checkpoint, losses, cancel, state, ended_us, keep_us, reason, result)
-        VALUES (j.seq, j.pos, j.put_us, j.due_us, j.expires_us, j.fence, j.started_us, j.rank, j.max_crashes,
-                j.attempts, j.failures, j.crashes, j.queue, j.id, j.task, j.body, j.chosen, j.unique_key,
-                j.unique_until, j.limit_key, j.batch, j.member, j.stepped, j.error, j.progress, j.log, j.history, j.checkpoint, j.losses,
-                j.cancel, j.state, j.ended_us, j.keep_us, j.reason, j.result);
+        INSERT INTO archive (WAITING_COLUMNS, cancel, state, END_COLUMNS)
+        VALUES (j.WAITING_COLUMNS, j.cancel, j.state, j.END_COLUMNS);
         INSERT INTO tally (queue, put, deleted, kept, dead) VALUES (j.queue, 0, 0, 1, (became = 'dead')::integer);
     ELSE
         INSERT INTO tally (queue, put, deleted) VALUES (j.queue, 0, 1);
@@ -79,16 +74,9 @@ $$;
 -- Jobs that are due stand before all others of their priority, in this order.
 CREATE FUNCTION to_front(jobs job[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO ready (seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures,
-                       crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member,
-                       stepped, error, progress, log, history, checkpoint, losses)
-    SELECT seq, nextval('front'), put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures,
-           crashes, queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-           progress, log, history, checkpoint, losses
-      FROM (SELECT seq, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes, queue,
-                   id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error, progress,
-                   log, history, checkpoint, losses, row_number() OVER () AS n
-              FROM unnest(jobs)) AS line
+    INSERT INTO ready (WAITING_COLUMNS)
+    SELECT seq, nextval('front'), CARRIED_COLUMNS
+      FROM (SELECT seq, CARRIED_COLUMNS, row_number() OVER () AS n FROM unnest(jobs)) AS line
      ORDER BY n DESC;
 END $$;
 
@@ -306,10 +294,7 @@ BEGIN
             PERFORM step_done(t, s, false);
         END LOOP;
         CONTINUE WHEN n = ANY (ended);
-        SELECT seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
-               queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-               progress, log, history, checkpoint, losses, until_us, holder, cancel, began, number INTO j
-          FROM running
+        SELECT WAITING_COLUMNS, RUN_COLUMNS INTO j FROM running
          WHERE number = at_numbers[n] AND id = ids[n] AND fence = fences[n]
            AND holder = CASE WHEN cardinality(holders) = 1 THEN holders[1] ELSE holders[n] END FOR UPDATE;
         IF NOT FOUND THEN

@@ -84,10 +84,7 @@ DECLARE
 BEGIN
     WITH gone AS (
         DELETE FROM running WHERE number = ANY (numbers)
-        RETURNING (seq, pos, put_us, due_us, expires_us, fence, started_us, rank, max_crashes, attempts, failures, crashes,
-                   queue, id, task, body, chosen, unique_key, unique_until, limit_key, batch, member, stepped, error,
-                   progress, log, history, checkpoint, losses, until_us, holder, cancel, began, number, NULL, NULL,
-                   NULL, NULL, NULL)::job AS j)
+        RETURNING (WAITING_COLUMNS, RUN_COLUMNS, NULL, NULL, NULL, NULL, NULL)::job AS j)
     SELECT coalesce(array_agg(gone.j ORDER BY (gone.j).fence, (gone.j).seq), '{}') INTO jobs FROM gone;
     RETURN jobs;
 END $$;
