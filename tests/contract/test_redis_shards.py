@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from itertools import count
+from typing import Unpack
 
 import pytest
 
 from propolis.core.clock import Clock
 from propolis.core.job import Crashed, Lease, Outcome, Released
-from propolis.core.protocols import Exchange, Swept
+from propolis.core.protocols import Exchange, LeaseTerms, Swept
 from propolis.core.transitions import Retention
 from propolis.engines.address import Address
 from propolis.engines.redis.client.target import Target, target_of
 from propolis.engines.redis.shards.engine import ShardedEngine, all_swept
-from propolis.engines.redis.shards.leasing import Leasing, Terms
+from propolis.engines.redis.shards.leasing import Leasing
 from propolis.engines.redis.shards.shard_map import ShardMap
 from propolis.errors import EngineError
 from propolis.testing.clock import FakeClock
@@ -72,7 +72,7 @@ class LeasingInOrder(Leasing):
     """
 
     async def lease(
-        self, wants: Mapping[str, int], terms: Terms, limit: int
+        self, wants: Mapping[str, int], terms: LeaseTerms, limit: int
     ) -> tuple[list[Lease], EngineError | None]:
         shards = {queue: self._group.of_queue(queue) for queue in wants}
         return await self.lease_in_order(wants, shards, terms, limit)
@@ -89,17 +89,10 @@ class LeasingInOrder(Leasing):
         return [outcomes[n][0] for n in sorted(lost)]
 
     async def exchange(
-        self,
-        outcomes: Sequence[tuple[Lease, Outcome]],
-        wants: Mapping[str, int],
-        *,
-        span: timedelta,
-        holder: str,
-        limit: int | None = None,
-        tasks: Sequence[str] = (),
+        self, outcomes: Sequence[tuple[Lease, Outcome]], wants: Mapping[str, int], **terms: Unpack[LeaseTerms]
     ) -> Exchange:
         lost = await self.settle(outcomes)
-        got = await super().exchange((), wants, span=span, holder=holder, limit=limit, tasks=tasks)
+        got = await super().exchange((), wants, **terms)
         return Exchange(lost, got.leases)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from enum import IntEnum, StrEnum
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Required, Self, TypedDict, runtime_checkable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -267,6 +267,15 @@ class Page(Struct, frozen=True):
 
     jobs: list[JobInfo]
     after: int | None
+
+
+class LeaseTerms(TypedDict, total=False):
+    """How jobs are leased: what `Core.lease` and `Core.exchange` take, for whoever passes it on."""
+
+    span: Required[timedelta]
+    holder: Required[str]
+    limit: int | None
+    tasks: Sequence[str]
 
 
 # --- the protocols -----------------------------------------------------------------------

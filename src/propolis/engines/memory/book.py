@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Collection, Iterator
 
 from propolis.core.batch import Batch, BatchStatus
 from propolis.core.clock import to_us
@@ -17,6 +16,7 @@ from propolis.engines.memory.entries import MemoryBatch, MemoryEntry, WaitingLin
 from propolis.engines.shared.book.keeping import Place
 from propolis.engines.shared.book.steps import Steps
 from propolis.engines.shared.book.store import HeldTable
+from propolis.engines.shared.from_exchange import ClaimTerms
 from propolis.engines.shared.waiters import Waiters
 
 
@@ -82,16 +82,9 @@ class Book(Steps[MemoryEntry, MemoryBatch]):
             self._parked = {name: entry for name, entry in self._parked.items() if entry.parked}
         return self._parked.values()
 
-    def lease(
-        self,
-        wants: Mapping[str, int],
-        span: timedelta,
-        holder: str,
-        limit: int | None,
-        tasks: Sequence[str] = (),
-    ) -> list[Lease]:
-        self._waiters.looked(wants)
-        return super().lease(wants, span, holder, limit, tasks)
+    def lease(self, claim: ClaimTerms) -> list[Lease]:
+        self._waiters.looked(claim.wants)
+        return super().lease(claim)
 
     def take(self, queue: str, want: int) -> Iterator[MemoryEntry]:
         lines = self.lines.get(queue)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -34,16 +33,6 @@ from propolis.core.transitions import NOTE_MAX
 from propolis.engines.postgres.hints import soonest
 
 _json = msgspec.json.Encoder()
-
-
-class ClaimTerms(NamedTuple):
-    """What an exchange is to lease: `limit` jobs at most, from these queues as many as each says."""
-
-    wants: Mapping[str, int]
-    span: timedelta
-    holder: str
-    limit: int
-    tasks: Sequence[str]
 
 
 def extras_of_put(jobs: Sequence[Envelope]) -> str | None:

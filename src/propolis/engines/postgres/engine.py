@@ -30,6 +30,7 @@ from propolis.core.protocols import (
     Durability,
     Exchange,
     Filter,
+    LeaseTerms,
     Note,
     Page,
     Receipt,
@@ -70,7 +71,6 @@ from propolis.engines.postgres.client import (
     session_of,
 )
 from propolis.engines.postgres.drafts import (
-    ClaimTerms,
     batch_draft,
     draft_of,
     extras_of_all,
@@ -89,7 +89,7 @@ from propolis.engines.postgres.lending import LentTransaction, lending
 from propolis.engines.postgres.migration import Installer
 from propolis.engines.postgres.records import answers_of, read_of, swaps_text
 from propolis.engines.postgres.schema import SCHEMA, check_name, in_schema, script, set_of
-from propolis.engines.shared.from_exchange import FromExchange, written_down
+from propolis.engines.shared.from_exchange import ClaimTerms, FromExchange, claim_of, written_down
 from propolis.engines.shared.giving_back import all_given_back, gives_back
 from propolis.engines.shared.receipts import all_created_but
 from propolis.engines.shared.statements import load_statements
@@ -428,16 +428,9 @@ class PostgresEngine(FromExchange, PostgresFeeds):
 
     @gives_back
     async def exchange(
-        self,
-        outcomes: Sequence[tuple[Lease, Outcome]],
-        wants: Mapping[str, int],
-        *,
-        span: timedelta,
-        holder: str,
-        limit: int | None = None,
-        tasks: Sequence[str] = (),
+        self, outcomes: Sequence[tuple[Lease, Outcome]], wants: Mapping[str, int], **terms: Unpack[LeaseTerms]
     ) -> Exchange:
-        claim = ClaimTerms(wants, span, holder, sum(wants.values()) if limit is None else limit, tasks)
+        claim = claim_of(wants, terms)
         while True:
             try:
                 return await self._now_or_apart(outcomes, claim)

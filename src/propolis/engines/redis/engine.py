@@ -104,7 +104,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from msgspec.structs import asdict, replace
 
@@ -120,6 +120,7 @@ from propolis.core.protocols import (
     Durability,
     Exchange,
     Filter,
+    LeaseTerms,
     Note,
     Page,
     Receipt,
@@ -162,7 +163,7 @@ from propolis.engines.redis.repair import repair
 from propolis.engines.redis.safety import check_rights, check_safety, complaint_of, durability_of, read_safety
 from propolis.engines.redis.scripts import load_scripts
 from propolis.engines.redis.shards.shard_map import ShardMap
-from propolis.engines.shared.from_exchange import FromExchange, written_down
+from propolis.engines.shared.from_exchange import ClaimTerms, FromExchange, claim_of, written_down
 from propolis.engines.shared.giving_back import all_given_back, gives_back
 from propolis.engines.shared.receipts import all_created_but
 from propolis.errors import (
@@ -185,7 +186,6 @@ LOOKED_THROUGH_BYTES = 4 << 20  # and no more of them once they are so large
 LOOKED_INTO = 100  # and queues
 TAKEN_IN = 500  # jobs that are taken in through the door by one call
 TAKEN_IN_BYTES = 1 << 20  # and no more of them once they are so large
-_ROOM = 1 << 40  # where nobody gives a limit
 
 _scripts = load_scripts()
 
@@ -379,23 +379,16 @@ class RedisEngine(FromExchange, RedisFeeds):
 
     @gives_back
     async def exchange(
-        self,
-        outcomes: Sequence[tuple[Lease, Outcome]],
-        wants: Mapping[str, int],
-        *,
-        span: timedelta,
-        holder: str,
-        limit: int | None = None,
-        tasks: Sequence[str] = (),
+        self, outcomes: Sequence[tuple[Lease, Outcome]], wants: Mapping[str, int], **terms: Unpack[LeaseTerms]
     ) -> Exchange:
         settling = await self._settling(outcomes)
-        if limit is None:
-            limit = _ROOM
-        lost, leases, doors = await self._exchange(settling, wants, span, holder, limit, tasks)
+        claim = claim_of(wants, terms)
+        lost, leases, doors = await self._exchange(settling, claim)
         try:
             if doors and await self._take_in_from(doors):
                 rest = {it: wants[it] - sum(lease.queue == it for lease in leases) for it in doors}
-                _, more, _ = await self._exchange(Settling(()), rest, span, holder, limit - len(leases))
+                again = ClaimTerms(rest, claim.span, claim.holder, claim.limit - len(leases), ())
+                _, more, _ = await self._exchange(Settling(()), again)
                 leases += more
         except EngineError as error:
             if not leases and not outcomes:
@@ -407,15 +400,10 @@ class RedisEngine(FromExchange, RedisFeeds):
         return await written_down(outcomes, lambda: Settling(outcomes, self._shard_map))
 
     async def _exchange(
-        self,
-        settling: Settling,
-        wants: Mapping[str, int],
-        span: timedelta,
-        holder: str,
-        limit: int,
-        tasks: Sequence[str] = (),
+        self, settling: Settling, claim: ClaimTerms
     ) -> tuple[list[int], list[Lease], list[str]]:
         """Gives the numbers of those that were lost, what was leased, and queues with something at doors."""
+        wants, span, holder, limit, tasks = claim
         self._looked(wants)
         span_in_us = span_us(span)
         args = [*self._terms(), *settling.arguments, span_in_us, holder, limit, len(tasks), *tasks]

@@ -6,16 +6,34 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TypeVar
+from typing import NamedTuple, TypeVar, Unpack
 
 from propolis.core.job import DONE, Dead, Done, Lease, Outcome
-from propolis.core.protocols import Exchange
+from propolis.core.protocols import Exchange, LeaseTerms
 from propolis.errors import Busy
 
 POLL = 0.02  # seconds
 MANY = 500  # emissions of one job
-_NO_SPAN = timedelta(0)
 T = TypeVar("T")
+
+
+class ClaimTerms(NamedTuple):
+    """What an exchange is to lease: `limit` jobs at most, from these queues as many as each says."""
+
+    wants: Mapping[str, int]
+    span: timedelta
+    holder: str
+    limit: int
+    tasks: Sequence[str]
+
+
+NOTHING = ClaimTerms({}, timedelta(0), "", 0, ())
+
+
+def claim_of(wants: Mapping[str, int], terms: LeaseTerms) -> ClaimTerms:
+    limit = terms.get("limit")
+    most = sum(wants.values()) if limit is None else limit
+    return ClaimTerms(wants, terms["span"], terms["holder"], most, terms.get("tasks", ()))
 
 
 def emit_many(outcomes: Sequence[tuple[Lease, Outcome]]) -> bool:
@@ -36,31 +54,15 @@ class FromExchange:
 
     @abstractmethod
     async def exchange(
-        self,
-        outcomes: Sequence[tuple[Lease, Outcome]],
-        wants: Mapping[str, int],
-        *,
-        span: timedelta,
-        holder: str,
-        limit: int | None = None,
-        tasks: Sequence[str] = (),
+        self, outcomes: Sequence[tuple[Lease, Outcome]], wants: Mapping[str, int], **terms: Unpack[LeaseTerms]
     ) -> Exchange: ...
 
-    async def lease(
-        self,
-        wants: Mapping[str, int],
-        *,
-        span: timedelta,
-        holder: str,
-        limit: int | None = None,
-        tasks: Sequence[str] = (),
-    ) -> list[Lease]:
-        answer = await self.exchange((), wants, span=span, holder=holder, limit=limit, tasks=tasks)
-        return answer.leases
+    async def lease(self, wants: Mapping[str, int], **terms: Unpack[LeaseTerms]) -> list[Lease]:
+        return (await self.exchange((), wants, **terms)).leases
 
     async def settle(self, outcomes: Sequence[tuple[Lease, Outcome]]) -> list[Lease]:
         """`Busy` where some of them could not be recorded for now; the others are."""
-        answer = await self.exchange(outcomes, {}, span=_NO_SPAN, holder="")
+        answer = await self.exchange(outcomes, {}, span=NOTHING.span, holder="")
         if answer.later:
             raise Busy(f"{len(answer.later)} of {len(outcomes)} outcomes", {})
         return answer.lost

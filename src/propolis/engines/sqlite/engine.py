@@ -27,6 +27,7 @@ from propolis.core.protocols import (
     Durability,
     Exchange,
     Filter,
+    LeaseTerms,
     Note,
     Page,
     Receipt,
@@ -41,7 +42,7 @@ from propolis.core.transitions import RETENTION, Retention
 from propolis.engines.address import Address
 from propolis.engines.shared import feeds_on_records
 from propolis.engines.shared.feed_verbs import After, FeedVerbs, Hears, Pages, heard_by
-from propolis.engines.shared.from_exchange import FromExchange, emit_many
+from propolis.engines.shared.from_exchange import ClaimTerms, FromExchange, claim_of, emit_many
 from propolis.engines.shared.giving_back import all_given_back, gives_back
 from propolis.engines.shared.waiters import Waiters
 from propolis.engines.sqlite.file import SQLiteFile
@@ -174,21 +175,15 @@ class SQLiteEngine(FromExchange, FeedVerbs):
 
     @gives_back
     async def exchange(
-        self,
-        outcomes: Sequence[tuple[Lease, Outcome]],
-        wants: Mapping[str, int],
-        *,
-        span: timedelta,
-        holder: str,
-        limit: int | None = None,
-        tasks: Sequence[str] = (),
+        self, outcomes: Sequence[tuple[Lease, Outcome]], wants: Mapping[str, int], **terms: Unpack[LeaseTerms]
     ) -> Exchange:
-        if not outcomes and not self._anything(wants, tasks):
+        claim = claim_of(wants, terms)
+        if not outcomes and not self._anything(wants, claim.tasks):
             return Exchange([], [])
 
         def act(work: Work) -> Exchange:
             lost = settling.settle(work, outcomes)
-            return Exchange(lost, self._lease(work, wants, span, holder, limit, tasks))
+            return Exchange(lost, self._lease(work, claim))
 
         return await self._write(act, long=emit_many(outcomes))
 
@@ -268,18 +263,10 @@ class SQLiteEngine(FromExchange, FeedVerbs):
         except EngineClosed:  # whoever waits runs into the timeout, and then finds out
             return False
 
-    def _lease(
-        self,
-        work: Work,
-        wants: Mapping[str, int],
-        span: timedelta,
-        holder: str,
-        limit: int | None,
-        tasks: Sequence[str],
-    ) -> list[Lease]:
-        self._waiters.looked(wants)
-        self._file.saw(work.db, wants)
-        leases = leasing.lease(work, wants, span, holder, limit, tasks)
+    def _lease(self, work: Work, claim: ClaimTerms) -> list[Lease]:
+        self._waiters.looked(claim.wants)
+        self._file.saw(work.db, claim.wants)
+        leases = leasing.lease(work, claim)
         self._watches.vain = 0 if leases else self._watches.vain + 1
         return leases
 

@@ -6,11 +6,12 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Unpack
 
 from propolis.app.registry import Middleware
 from propolis.core.clock import Clock
 from propolis.core.job import JobInfo, Lease, Outcome, Released
-from propolis.core.protocols import Engine, Exchange
+from propolis.core.protocols import Engine, Exchange, LeaseTerms
 from propolis.core.transitions import Retention
 from propolis.engines.memory import MemoryEngine
 from propolis.engines.memory.book import Book
@@ -48,16 +49,9 @@ class RememberingEngine(MemoryEngine):
         return RememberingBook(self._waiters, retention)
 
     async def exchange(
-        self,
-        outcomes: Sequence[tuple[Lease, Outcome]],
-        wants: Mapping[str, int],
-        *,
-        span: timedelta,
-        holder: str,
-        limit: int | None = None,
-        tasks: Sequence[str] = (),
+        self, outcomes: Sequence[tuple[Lease, Outcome]], wants: Mapping[str, int], **terms: Unpack[LeaseTerms]
     ) -> Exchange:
-        exchange = await super().exchange(outcomes, wants, span=span, holder=holder, limit=limit, tasks=tasks)
+        exchange = await super().exchange(outcomes, wants, **terms)
         self._remember_outcomes(outcomes, exchange.lost)
         return exchange
 

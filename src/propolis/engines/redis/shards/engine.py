@@ -30,6 +30,7 @@ from propolis.core.protocols import (
     Durability,
     Exchange,
     Filter,
+    LeaseTerms,
     Note,
     Page,
     Receipt,
@@ -156,20 +157,11 @@ class ShardedEngine(FromExchange, FeedVerbs):
 
     @gives_back
     async def exchange(
-        self,
-        outcomes: Sequence[tuple[Lease, Outcome]],
-        wants: Mapping[str, int],
-        *,
-        span: timedelta,
-        holder: str,
-        limit: int | None = None,
-        tasks: Sequence[str] = (),
+        self, outcomes: Sequence[tuple[Lease, Outcome]], wants: Mapping[str, int], **terms: Unpack[LeaseTerms]
     ) -> Exchange:
         self._link.check_usable()
         self._looked(wants)
-        return await self._leasing.exchange(
-            outcomes, wants, span=span, holder=holder, limit=limit, tasks=tasks
-        )
+        return await self._leasing.exchange(outcomes, wants, **terms)
 
     def _looked(self, queues: Iterable[str]) -> None:
         shards = ((queue, shard) for queue in queues for shard in self._group.of_queue(queue))

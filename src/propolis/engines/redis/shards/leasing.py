@@ -6,12 +6,12 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import TypedDict, TypeVar
+from typing import TypeVar, Unpack
 
 from msgspec.structs import replace
 
 from propolis.core.job import Dead, Done, Lease, Outcome, Retried
-from propolis.core.protocols import Exchange, Note, Renewal
+from propolis.core.protocols import Exchange, LeaseTerms, Note, Renewal
 from propolis.engines.redis.shards.group import ShardGroup, grouped
 from propolis.engines.redis.shards.putting import Putting
 from propolis.engines.redis.shards.rules import SharedRules
@@ -25,14 +25,6 @@ log = logging.getLogger("propolis.redis")
 _ROOM = 1 << 40  # where nobody gives a limit
 
 
-class Terms(TypedDict):
-    """What is the same for all leases of a call."""
-
-    span: timedelta
-    holder: str
-    tasks: Sequence[str]
-
-
 class Leasing:
     """The leases of a group of shards."""
 
@@ -43,19 +35,12 @@ class Leasing:
         self._turn = 0
 
     async def exchange(
-        self,
-        outcomes: Sequence[tuple[Lease, Outcome]],
-        wants: Mapping[str, int],
-        *,
-        span: timedelta,
-        holder: str,
-        limit: int | None = None,
-        tasks: Sequence[str] = (),
+        self, outcomes: Sequence[tuple[Lease, Outcome]], wants: Mapping[str, int], **terms: Unpack[LeaseTerms]
     ) -> Exchange:
         if (shard := self._only_shard(outcomes, wants)) is not None:
-            return await shard.exchange(outcomes, wants, span=span, holder=holder, limit=limit, tasks=tasks)
+            return await shard.exchange(outcomes, wants, **terms)
         lost = await self.settle(outcomes) if outcomes else []
-        terms = Terms(span=span, holder=holder, tasks=tasks)
+        limit = terms.pop("limit", None)
         leases, trouble = await self.lease(wants, terms, _ROOM if limit is None else limit)
         if trouble is not None:
             if not leases and not outcomes:
@@ -78,7 +63,7 @@ class Leasing:
     # --- leases begin --------------------------------------------------------------------
 
     async def lease(
-        self, wants: Mapping[str, int], terms: Terms, limit: int
+        self, wants: Mapping[str, int], terms: LeaseTerms, limit: int
     ) -> tuple[list[Lease], EngineError | None]:
         """All shards at once, or queue by queue where their order counts.  What was taken is always given."""
         shards = {queue: self._in_turn(queue) for queue in wants}
@@ -101,7 +86,7 @@ class Leasing:
         self,
         wants: Mapping[str, int],
         shards: Mapping[str, Sequence[Shard]],
-        terms: Terms,
+        terms: LeaseTerms,
         limit: int,
     ) -> tuple[list[Lease], EngineError | None]:
         leases: list[Lease] = []

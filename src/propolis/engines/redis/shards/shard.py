@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 from propolis.core.batch import Batch
@@ -26,6 +25,7 @@ from propolis.engines.redis.codec import Argument, packed, taken_in
 from propolis.engines.redis.engine import RedisEngine, refusal
 from propolis.engines.redis.scripts import load_sharded_scripts
 from propolis.engines.redis.shards.shard_map import ShardMap
+from propolis.engines.shared.from_exchange import NOTHING
 from propolis.errors import EngineError, EngineUnavailable, OutcomeUnknown
 
 log = logging.getLogger("propolis.redis")
@@ -222,8 +222,7 @@ class Shard(RedisEngine):
 
     async def settle_here(self, outcomes: Sequence[tuple[Lease, Outcome]]) -> list[int]:
         """The numbers of those that were lost."""
-        lost, _, _ = await self._exchange(await self._settling(outcomes), {}, timedelta(0), "", 0)
-        return lost
+        return (await self._exchange(await self._settling(outcomes), NOTHING))[0]
 
     async def delete_batch(self, batch: str) -> bool:
         """Members may wait in any shard: all must forget them."""

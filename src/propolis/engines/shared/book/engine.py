@@ -22,6 +22,7 @@ from propolis.core.protocols import (
     Counts,
     Exchange,
     Filter,
+    LeaseTerms,
     Note,
     Page,
     Receipt,
@@ -35,7 +36,7 @@ from propolis.core.records import Read, ReadOptions, Swap, Swapped, check_read, 
 from propolis.engines.shared import feeds_on_records
 from propolis.engines.shared.book.steps import Steps
 from propolis.engines.shared.feed_verbs import After, FeedVerbs, Pages
-from propolis.engines.shared.from_exchange import FromExchange
+from propolis.engines.shared.from_exchange import FromExchange, claim_of
 
 
 class BookEngine(FromExchange, FeedVerbs):
@@ -58,17 +59,10 @@ class BookEngine(FromExchange, FeedVerbs):
             return steps.put(jobs, bodies, token)
 
     async def exchange(
-        self,
-        outcomes: Sequence[tuple[Lease, Outcome]],
-        wants: Mapping[str, int],
-        *,
-        span: timedelta,
-        holder: str,
-        limit: int | None = None,
-        tasks: Sequence[str] = (),
+        self, outcomes: Sequence[tuple[Lease, Outcome]], wants: Mapping[str, int], **terms: Unpack[LeaseTerms]
     ) -> Exchange:
         with self._call() as steps:
-            return Exchange(steps.settle(outcomes), steps.lease(wants, span, holder, limit, tasks))
+            return Exchange(steps.settle(outcomes), steps.lease(claim_of(wants, terms)))
 
     async def renew(self, leases: Sequence[Lease], *, span: timedelta) -> list[Renewal]:
         with self._call() as steps:

@@ -7,7 +7,7 @@ What is stored, and where, is left to whoever inherits: plain objects in the mem
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 
 import msgspec
@@ -40,6 +40,7 @@ from propolis.engines.shared.book.clock_steps import ClockSteps
 from propolis.engines.shared.book.keeping import B, E
 from propolis.engines.shared.book.store import Table
 from propolis.engines.shared.book.stored_records import StoredRecords
+from propolis.engines.shared.from_exchange import ClaimTerms
 from propolis.engines.shared.receipts import decide_receipts
 from propolis.errors import BatchSealed, QueueFull, UnknownBatch
 
@@ -157,20 +158,14 @@ class Steps(ClockSteps[E, B]):
 
     # --- jobs go out ---------------------------------------------------------------------
 
-    def lease(
-        self,
-        wants: Mapping[str, int],
-        span: timedelta,
-        holder: str,
-        limit: int | None,
-        tasks: Sequence[str] = (),
-    ) -> list[Lease]:
+    def lease(self, claim: ClaimTerms) -> list[Lease]:
+        wants, span, holder, limit, tasks = claim
         lasts_us = span_us(span)
         until_us = self.now_us + lasts_us
         until = from_us(until_us)
         leases: list[Lease] = []
         for queue, want in wants.items():
-            room = want if limit is None else min(want, limit - len(leases))
+            room = min(want, limit - len(leases))
             for entry in self._next(queue, room, tasks) if tasks else self.take(queue, room):
                 entry.state = State.RUNNING
                 entry.attempts += 1

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
-from typing import Self
+from typing import Self, Unpack
 
 from propolis.core.clock import Clock
 from propolis.core.job import Lease, Outcome
-from propolis.core.protocols import Durability, Exchange
+from propolis.core.protocols import Durability, Exchange, LeaseTerms
 from propolis.core.transitions import RETENTION, Retention
 from propolis.engines.shared.book.engine import BookEngine
 from propolis.engines.shared.book.store import Store
@@ -59,16 +58,9 @@ class StoreEngine(BookEngine):
                 raise EngineUnavailable(f"{type(self._store).__name__}: {error}") from error
 
     async def exchange(
-        self,
-        outcomes: Sequence[tuple[Lease, Outcome]],
-        wants: Mapping[str, int],
-        *,
-        span: timedelta,
-        holder: str,
-        limit: int | None = None,
-        tasks: Sequence[str] = (),
+        self, outcomes: Sequence[tuple[Lease, Outcome]], wants: Mapping[str, int], **terms: Unpack[LeaseTerms]
     ) -> Exchange:
-        answer = await super().exchange(outcomes, wants, span=span, holder=holder, limit=limit, tasks=tasks)
+        answer = await super().exchange(outcomes, wants, **terms)
         self._looked = self._store.changes()
         return answer
 

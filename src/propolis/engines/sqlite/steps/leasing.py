@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 
 from propolis.core import wire
@@ -11,6 +11,7 @@ from propolis.core.envelope import Envelope
 from propolis.core.job import Lease
 from propolis.core.protocols import LOG_LINES, Note, Renewal
 from propolis.engines.shared.damaged import decoded
+from propolis.engines.shared.from_exchange import ClaimTerms
 from propolis.engines.sqlite.rows import LINES, text_of
 from propolis.engines.sqlite.steps.claims import Claim
 from propolis.engines.sqlite.steps.lines import promote
@@ -18,20 +19,13 @@ from propolis.engines.sqlite.steps.puts import put
 from propolis.engines.sqlite.steps.work import Work
 
 
-def lease(
-    work: Work,
-    wants: Mapping[str, int],
-    span: timedelta,
-    holder: str,
-    limit: int | None,
-    tasks: Sequence[str] = (),
-) -> list[Lease]:
-    claim = Claim(work, span, holder)
-    for queue, want in wants.items():
-        room = want if limit is None else min(want, limit - len(claim.leases))
+def lease(work: Work, terms: ClaimTerms) -> list[Lease]:
+    claim = Claim(work, terms.span, terms.holder)
+    for queue, want in terms.wants.items():
+        room = min(want, terms.limit - len(claim.leases))
         if room > 0:
             promote(work, queue)
-            claim.take_from(queue, room, tasks)
+            claim.take_from(queue, room, terms.tasks)
     return claim.leases
 
 
