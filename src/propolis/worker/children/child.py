@@ -45,36 +45,8 @@ from propolis.worker.attempt import traceback_of
 from propolis.worker.calls.own_context import in_own_context
 from propolis.worker.calls.performing import call_around, call_task
 from propolis.worker.calls.threads import set_again
+from propolis.worker.children import child_protocol as protocol
 from propolis.worker.children.app_location import restore
-from propolis.worker.children.child_protocol import (
-    NOTHING,
-    Answer,
-    BeginLent,
-    Begun,
-    DiscardWanted,
-    End,
-    Ending,
-    FrameBuffer,
-    GoesOn,
-    NotReady,
-    Order,
-    Raised,
-    Ready,
-    Reply,
-    Reported,
-    RetryWanted,
-    Returned,
-    Run,
-    Save,
-    SaveAnswered,
-    Settle,
-    Settled,
-    SnoozeWanted,
-    Start,
-    Stopping,
-    decode_order,
-    pack,
-)
 from propolis.worker.children.environment import base_of, set_environment
 from propolis.worker.process import signals
 from propolis.worker.process.log_lines import log_as
@@ -91,7 +63,7 @@ class WorkerLink:
     """The two pipes.  Orders are read in a thread, so that they also reach a job that computes."""
 
     def __init__(self) -> None:
-        self.orders: SimpleQueue[Order] = SimpleQueue()
+        self.orders: SimpleQueue[protocol.Order] = SimpleQueue()
         self._stopping = False
         self._numbers = count()
         self._saves: dict[int, tuple[str, Future[None]]] = {}  # the ids of their jobs, and whoever waits
@@ -100,9 +72,9 @@ class WorkerLink:
         hide_standard_streams()
         threading.Thread(target=self._listen, name="propolis-orders", daemon=True).start()
 
-    def send(self, reply: Reply) -> None:
+    def send(self, reply: protocol.Reply) -> None:
         signals.end_if_forked()  # a fork that a job has made and not ended: it must not answer for us
-        rest = memoryview(pack(reply))
+        rest = memoryview(protocol.pack(reply))
         with self._lock:
             while rest:
                 rest = rest[os.write(self._out, rest) :]
@@ -111,37 +83,39 @@ class WorkerLink:
 
     def report(self, lease: Lease, progress: Progress | None, lines: tuple[str, ...]) -> None:  # noqa: ARG002
         self.send(
-            Reported(progress, tuple(line.encode("utf-8", "backslashreplace").decode() for line in lines))
+            protocol.Reported(
+                progress, tuple(line.encode("utf-8", "backslashreplace").decode() for line in lines)
+            )
         )
 
     def save(self, lease: Lease, checkpoint: bytes) -> Future[None]:
         number, saved = next(self._numbers), Future[None]()
         self._saves[number] = (lease.id, saved)
-        self.send(Save(number, checkpoint))
+        self.send(protocol.Save(number, checkpoint))
         return saved
 
     def goes_on(self, lease: Lease, turn: Envelope, always: bool) -> None:  # noqa: ARG002
-        self.send(GoesOn(Raw(wire.encode(turn)), always))
+        self.send(protocol.GoesOn(Raw(wire.encode(turn)), always))
 
     def stopping(self, lease: Lease) -> bool:  # noqa: ARG002
         return self._stopping
 
     def _listen(self) -> None:
-        frames = FrameBuffer()
+        frames = protocol.FrameBuffer()
         while data := os.read(self._in, CHUNK):
             for body in frames.feed(data):
-                self._take(decode_order(body))
+                self._take(protocol.decode_order(body))
         end_with_everything_started()  # the worker is gone: nobody wants what we do
 
-    def _take(self, order: Order) -> None:
-        if isinstance(order, Stopping):
+    def _take(self, order: protocol.Order) -> None:
+        if isinstance(order, protocol.Stopping):
             self._stopping = True
-        elif isinstance(order, SaveAnswered):
+        elif isinstance(order, protocol.SaveAnswered):
             self._answer_save(order)
         else:
             self.orders.put(order)
 
-    def _answer_save(self, answer: SaveAnswered) -> None:
+    def _answer_save(self, answer: protocol.SaveAnswered) -> None:
         job_id, saved = self._saves.pop(answer.number)
         with suppress(InvalidStateError):  # its job waits no more
             if answer.lost:
@@ -230,20 +204,20 @@ class Host:
             self._main.run(self._app.aclose())
         self._runner.close()
 
-    def obey(self, order: Order) -> Answer:
+    def obey(self, order: protocol.Order) -> protocol.Answer:
         match order:
-            case BeginLent(url=url):
+            case protocol.BeginLent(url=url):
                 return self._begin(url)
-            case Settle():
+            case protocol.Settle():
                 return self._settle(order)
-            case Run():
+            case protocol.Run():
                 answer = self._answer(order)
-                if not isinstance(answer, Returned):
+                if not isinstance(answer, protocol.Returned):
                     self._roll_back()
                 return answer
         raise AssertionError(f"not an order for now: {order}")
 
-    def _answer(self, run: Run) -> Ending:
+    def _answer(self, run: protocol.Run) -> protocol.Ending:
         """Run a job, and make of whatever happens a value."""
         task: Task[..., Any] | None = None
         try:
@@ -280,13 +254,13 @@ class Host:
 
     # --- the transaction of a job ----------------------------------------------------------------
 
-    def _begin(self, url: str) -> Answer:
+    def _begin(self, url: str) -> protocol.Answer:
         set_environment(self._environment)
         try:
             self._lent = self._main.run(self._begun(url))
         except Exception as error:
-            return NotReady(describe(error, "".join(traceback.format_exception(error))))
-        return Begun()
+            return protocol.NotReady(describe(error, "".join(traceback.format_exception(error))))
+        return protocol.Begun()
 
     async def _begun(self, url: str) -> Lent:
         if self._app.url != url:
@@ -298,13 +272,13 @@ class Host:
             raise BadSetting(f"{masked(url)} lends no transactions")
         return await self._transaction.enter_async_context(engine.transaction())
 
-    def _settle(self, order: Settle) -> Answer:
+    def _settle(self, order: protocol.Settle) -> protocol.Answer:
         """Should the answer get lost: whoever asks has nothing to record but what the fence refuses."""
         assert self._lent is not None
         assert self._lease is not None
         done = replace(order.done, emit=tuple(wire.decode(bytes(each)) for each in order.emissions))
         try:
-            return Settled(self._main.run(self._lent.settle(self._lease, done)))
+            return protocol.Settled(self._main.run(self._lent.settle(self._lease, done)))
         except BaseException as error:
             return raised(error, self._app.task_named(self._lease.task))
         finally:
@@ -336,9 +310,9 @@ class Elsewhere:
         return
 
 
-def envelope_of(run: Run) -> Envelope:
+def envelope_of(run: protocol.Run) -> Envelope:
     envelope = wire.decode(run.lease.body)
-    return envelope if run.gathered == NOTHING else replace(envelope, args=run.gathered)
+    return envelope if run.gathered == protocol.NOTHING else replace(envelope, args=run.gathered)
 
 
 async def call_hook(hook: Callable[..., Any], app: Registry) -> None:
@@ -350,28 +324,28 @@ async def call_hook(hook: Callable[..., Any], app: Registry) -> None:
 # --- endings as values -------------------------------------------------------------------
 
 
-def raised(error: BaseException, task: Task[..., Any] | None) -> Raised:
+def raised(error: BaseException, task: Task[..., Any] | None) -> protocol.Raised:
     described = describe(error, traceback_of(error))
     rule = None if task is None else rule_for(task, error)
-    return Raised(described, rule, misuse=isinstance(error, Misuse))
+    return protocol.Raised(described, rule, misuse=isinstance(error, Misuse))
 
 
-def returned(value: Any, job: Job) -> Returned:
+def returned(value: Any, job: Job) -> protocol.Returned:
     emissions = tuple(Raw(wire.encode(emission)) for emission in job.emitted)
     try:
-        return Returned(Raw(encode_result(value)), emissions=emissions)
+        return protocol.Returned(Raw(encode_result(value)), emissions=emissions)
     except (TypeError, ValueError) as error:
-        return Returned(unsendable=describe(error).message, emissions=emissions)
+        return protocol.Returned(unsendable=describe(error).message, emissions=emissions)
 
 
-def judged(verdict: verdicts.Verdict) -> Ending:
+def judged(verdict: verdicts.Verdict) -> protocol.Ending:
     match verdict:
         case verdicts.Retry(reason=reason, after=after):
-            return RetryWanted(storable(reason[:REASON_MAX]), after)
+            return protocol.RetryWanted(storable(reason[:REASON_MAX]), after)
         case verdicts.Snooze(after=after):
-            return SnoozeWanted(after)
+            return protocol.SnoozeWanted(after)
         case _:
-            return DiscardWanted(storable(str(verdict)[:REASON_MAX]))
+            return protocol.DiscardWanted(storable(str(verdict)[:REASON_MAX]))
 
 
 def rule_for(task: Task[..., Any], error: BaseException) -> int | None:
@@ -432,14 +406,14 @@ def end_with_everything_started() -> NoReturn:
     os._exit(1)
 
 
-def make_host(start: Start, link: WorkerLink) -> Host:
+def make_host(start: protocol.Start, link: WorkerLink) -> Host:
     set_environment(start.environment)
     app = restore(start.location)
     if start.log is not None:  # after that, as in the worker: an app may set it up in its own way
         log_as(start.log)
     host = Host(app, link)
     host.start()
-    link.send(Ready(tuple(app.tasks)))
+    link.send(protocol.Ready(tuple(app.tasks)))
     return host
 
 
@@ -449,13 +423,13 @@ def main() -> int:
     faulthandler.enable()
     link = WorkerLink()
     start = link.orders.get()
-    assert isinstance(start, Start)
+    assert isinstance(start, protocol.Start)
     try:
         host = make_host(start, link)
     except BaseException as error:
-        link.send(NotReady(describe(error, "".join(traceback.format_exception(error)))))
+        link.send(protocol.NotReady(describe(error, "".join(traceback.format_exception(error)))))
         return 1
-    while not isinstance(order := link.orders.get(), End):
+    while not isinstance(order := link.orders.get(), protocol.End):
         link.send(host.obey(order))
     host.end()
     return 0

@@ -27,35 +27,8 @@ from propolis.core import wire
 from propolis.core.job import Done, Lease, Outcome
 from propolis.errors import BadCall, BadSetting, ChildNotStarted, LeaseLost, NoProcess, OutcomeUnknown
 from propolis.worker.attempt import ChildCrashed, RaisedInChild, Slot
+from propolis.worker.children import child_protocol as protocol
 from propolis.worker.children.app_location import AppLocation, Restoring, location_of
-from propolis.worker.children.child_protocol import (
-    NOTHING,
-    Answer,
-    BeginLent,
-    Begun,
-    DiscardWanted,
-    End,
-    FrameBuffer,
-    GoesOn,
-    News,
-    NotReady,
-    Order,
-    Raised,
-    Ready,
-    Reported,
-    RetryWanted,
-    Returned,
-    Run,
-    Save,
-    SaveAnswered,
-    Settle,
-    Settled,
-    SnoozeWanted,
-    Start,
-    Stopping,
-    decode_reply,
-    pack,
-)
 from propolis.worker.children.environment import base_of, sendable
 from propolis.worker.process.log_lines import log_setup
 from propolis.worker.settings import Settings
@@ -71,7 +44,7 @@ LAST_BYTES = 0.5  # seconds after a death in which what it sent before may still
 MAX_SUSPECTS = max(4, os.cpu_count() or 1)  # at once: each is a process that imports the app
 PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
-TakesNews = Callable[[News], None]
+TakesNews = Callable[[protocol.News], None]
 
 
 class ChildDied(Exception):
@@ -98,8 +71,8 @@ class Child(asyncio.SubprocessProtocol):
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self._loop = loop
-        self._frames = FrameBuffer()
-        self._answer: asyncio.Future[Answer] | None = None
+        self._frames = protocol.FrameBuffer()
+        self._answer: asyncio.Future[protocol.Answer] | None = None
         self._take_news: TakesNews | None = None
         self._at_end_of_file = False
         self._killed = False
@@ -116,7 +89,7 @@ class Child(asyncio.SubprocessProtocol):
         )
         return child
 
-    async def ask(self, order: Order, take_news: TakesNews | None = None) -> Answer:
+    async def ask(self, order: protocol.Order, take_news: TakesNews | None = None) -> protocol.Answer:
         """Raises `ChildDied` instead of an answer."""
         if not self.alive:
             raise self._death()
@@ -128,15 +101,17 @@ class Child(asyncio.SubprocessProtocol):
         finally:
             self._answer = self._take_news = None
 
-    def send(self, order: Order) -> None:
+    def send(self, order: protocol.Order) -> None:
         pipe = self._transport.get_pipe_transport(0)
-        cast("asyncio.WriteTransport", pipe).write(pack(order))
+        cast("asyncio.WriteTransport", pipe).write(protocol.pack(order))
 
     def answer_save(self, number: int, saved: Future[None]) -> None:
         if self.alive:
             error = saved.exception()
             self.send(
-                SaveAnswered(number, isinstance(error, LeaseLost), None if error is None else str(error))
+                protocol.SaveAnswered(
+                    number, isinstance(error, LeaseLost), None if error is None else str(error)
+                )
             )
 
     def kill(self) -> None:
@@ -154,7 +129,7 @@ class Child(asyncio.SubprocessProtocol):
     async def end(self) -> None:
         """Let it run its shutdown hooks, but not for long."""
         if self.alive:
-            self.send(End())
+            self.send(protocol.End())
         with suppress(TimeoutError):
             async with asyncio.timeout(END_WITHIN):
                 await asyncio.shield(self.closed)
@@ -168,12 +143,12 @@ class Child(asyncio.SubprocessProtocol):
     def pipe_data_received(self, fd: int, data: bytes) -> None:  # noqa: ARG002
         for body in self._frames.feed(data):
             try:
-                reply = decode_reply(body)
+                reply = protocol.decode_reply(body)
             except msgspec.MsgspecError:
                 log.exception("a child process sent what cannot be read, and is killed")
                 self.kill()
                 return
-            if not isinstance(reply, Reported | GoesOn | Save):
+            if not isinstance(reply, protocol.Reported | protocol.GoesOn | protocol.Save):
                 self._take(reply)
             elif self._take_news is not None:
                 self._take_news(reply)
@@ -195,7 +170,7 @@ class Child(asyncio.SubprocessProtocol):
         if not self.closed.done():
             self.closed.set_result(None)
 
-    def _take(self, answer: Answer) -> None:
+    def _take(self, answer: protocol.Answer) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(answer)
 
@@ -266,7 +241,7 @@ class ChildPool:
         self._stopping = True
         for child in self._children:
             if child.alive:
-                child.send(Stopping())
+                child.send(protocol.Stopping())
 
     async def close(self) -> None:
         """When no job runs any more."""
@@ -328,18 +303,20 @@ class ChildPool:
                 if transaction.open:
                     await child.die()  # and the server rolls it back
 
-    async def run(self, child: Child, job: Job, options: Options) -> Answer:
-        def take_news(news: News) -> None:
-            if isinstance(news, GoesOn):
+    async def run(self, child: Child, job: Job, options: Options) -> protocol.Answer:
+        def take_news(news: protocol.News) -> None:
+            if isinstance(news, protocol.GoesOn):
                 job.goes_on(wire.decode(bytes(news.turn)), news.always)
-            elif isinstance(news, Save):
+            elif isinstance(news, protocol.Save):
                 saved = self._listener.save(job.lease, news.checkpoint)
                 saved.add_done_callback(partial(child.answer_save, news.number))
             else:
                 self._listener.report(job.lease, news.progress, news.lines)
 
         with self.blaming(child, job.id):
-            return await child.ask(Run(job.lease, options.memory_limit, job.gathered or NOTHING), take_news)
+            return await child.ask(
+                protocol.Run(job.lease, options.memory_limit, job.gathered or protocol.NOTHING), take_news
+            )
 
     @contextmanager
     def blaming(self, child: Child, job_id: str) -> Iterator[None]:
@@ -398,19 +375,19 @@ class ChildPool:
 
     async def _introduce(self, child: Child, location: AppLocation) -> None:
         try:
-            answer = await child.ask(Start(location, log_setup(), sendable(os.environ)))
+            answer = await child.ask(protocol.Start(location, log_setup(), sendable(os.environ)))
         except ChildDied as death:
             raise ChildNotStarted(f"it died: {death}") from death
-        if isinstance(answer, NotReady):
+        if isinstance(answer, protocol.NotReady):
             raise ChildNotStarted(f"{answer.error.type}: {answer.error.message}\n{answer.error.traceback}")
-        assert isinstance(answer, Ready)
+        assert isinstance(answer, protocol.Ready)
         if missing := set(self._isolated) - set(answer.tasks):
             raise BadSetting(
                 f"{', '.join(sorted(missing))}: a child process imports {location.app} and finds no such "
                 f"task: declare it when its module is imported, not later"
             )
         if self._stopping:
-            child.send(Stopping())
+            child.send(protocol.Stopping())
 
 
 class TransactionInChild:
@@ -426,19 +403,19 @@ class TransactionInChild:
     async def begin(self, url: str) -> None:
         try:
             async with asyncio.timeout(START_WITHIN):
-                answer = await self._child.ask(BeginLent(url))
+                answer = await self._child.ask(protocol.BeginLent(url))
         except ChildDied as death:
             raise ChildNotStarted(f"it died: {death}") from death
         except TimeoutError:
             raise ChildNotStarted(f"it began no transaction within {START_WITHIN:.0f} s") from None
-        self.open = isinstance(answer, Begun)
-        if isinstance(answer, NotReady):
+        self.open = isinstance(answer, protocol.Begun)
+        if isinstance(answer, protocol.NotReady):
             raise ChildNotStarted(f"it began no transaction: {answer.error.type}: {answer.error.message}")
 
     async def call(self, job: Job, task: Task[..., Any]) -> Any:
         """As `ChildPool.call`; but it stays open when the job has returned."""
         answer = await self._pool.run(self._child, job, task.options)
-        self.open = isinstance(answer, Returned)
+        self.open = isinstance(answer, protocol.Returned)
         return value_of(answer, job, task)
 
     async def settle(self, lease: Lease, outcome: Outcome) -> bool:
@@ -448,39 +425,39 @@ class TransactionInChild:
         try:
             with self._pool.blaming(self._child, lease.id):
                 async with asyncio.timeout(SETTLE_WITHIN):
-                    answer = await self._child.ask(Settle(replace(outcome, emit=()), emissions))
+                    answer = await self._child.ask(protocol.Settle(replace(outcome, emit=()), emissions))
         except TimeoutError as error:
             raise OutcomeUnknown(f"its child did not answer within {SETTLE_WITHIN:.0f} s") from error
         self.open = False
-        if isinstance(answer, Raised):
+        if isinstance(answer, protocol.Raised):
             raise RaisedInChild(answer.error, answer.rule, misuse=answer.misuse)
-        assert isinstance(answer, Settled)
+        assert isinstance(answer, protocol.Settled)
         return answer.stands
 
 
 # --- from an answer to a value -----------------------------------------------------------------
 
 
-def value_of(answer: Answer, job: Job, task: Task[..., Any]) -> Any:
+def value_of(answer: protocol.Answer, job: Job, task: Task[..., Any]) -> Any:
     """What the task returned; or raises what it raised."""
     match answer:
-        case Returned(unsendable=unsendable, emissions=emissions):
+        case protocol.Returned(unsendable=unsendable, emissions=emissions):
             bodies = [bytes(emission) for emission in emissions]
             job.take_over([wire.decode(body) for body in bodies], sum(map(len, bodies)))
             return _decoded(answer, task) if unsendable is None else Unsendable(unsendable)
-        case Raised(error=error, rule=rule, misuse=misuse):
+        case protocol.Raised(error=error, rule=rule, misuse=misuse):
             raise RaisedInChild(error, rule, misuse=misuse)
-        case RetryWanted(reason=reason, after=after):
+        case protocol.RetryWanted(reason=reason, after=after):
             raise verdicts.Retry(reason, after=after)
-        case DiscardWanted(reason=reason):
+        case protocol.DiscardWanted(reason=reason):
             raise verdicts.Discard(reason)
-        case SnoozeWanted(after=after):
+        case protocol.SnoozeWanted(after=after):
             raise verdicts.Snooze(after)
-        case Ready() | NotReady() | Begun() | Settled():
+        case protocol.Ready() | protocol.NotReady() | protocol.Begun() | protocol.Settled():
             raise AssertionError(f"not an answer to a job: {answer}")
 
 
-def _decoded(answer: Returned, task: Task[..., Any]) -> Any:
+def _decoded(answer: protocol.Returned, task: Task[..., Any]) -> Any:
     try:
         return decoder_for(task.signature.result_kind).decode(answer.value)
     except (msgspec.MsgspecError, TypeError, ValueError):  # it returned something else than it promised
