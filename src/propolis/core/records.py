@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from enum import Enum, StrEnum
-from typing import Final, Literal, TypedDict
+from typing import Final, Literal, NamedTuple, TypedDict
 
 from msgspec import Struct
 
@@ -103,6 +103,16 @@ class ReadOptions(TypedDict, total=False):
     limit: int
 
 
+class Reading(NamedTuple):
+    """The same, with what nobody has given."""
+
+    names: Sequence[str] | None = None
+    after: str | None = None
+    due: bool = False
+    newest: bool = False
+    limit: int = 1000
+
+
 class Read(Struct, frozen=True):
     """Some records, the name to go on after (None: that was all), and the engine's time."""
 
@@ -134,14 +144,15 @@ def check_swaps(swaps: Sequence[Swap]) -> None:
         raise RecordTooLarge("one call of swap", whole, MAX_BYTES)
 
 
-def check_read(kind: str, which: ReadOptions) -> None:
+def check_read(kind: str, which: ReadOptions) -> Reading:
     """`BadSetting` or `BadName` for what no engine reads."""
+    reading = Reading(**which)
     _check_name("kind", kind)
-    after = which.get("after")
-    for name in (*(which.get("names") or ()), *((after,) if after else ())):
+    for name in (*(reading.names or ()), *((reading.after,) if reading.after else ())):
         _check_name("record", name)
-    if which.get("limit", 1) < 1:
-        raise BadSetting(f"limit={which['limit']}: read at least one record")
+    if reading.limit < 1:
+        raise BadSetting(f"limit={reading.limit}: read at least one record")
+    return reading
 
 
 def bundles(swaps: Sequence[Swap]) -> Iterator[list[Swap]]:

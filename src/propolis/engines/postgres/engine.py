@@ -650,15 +650,12 @@ class PostgresEngine(FromExchange, PostgresFeeds):
         return answers_of(str(answer))
 
     async def records(self, kind: str, **which: Unpack[ReadOptions]) -> Read:
-        check_read(kind, which)
-        names, after, limit = which.get("names"), which.get("after"), which.get("limit", 1000)
+        names, after, due, newest, limit = check_read(kind, which)
         if names is not None:
             return read_of(kind, await self._read("records_named", self._at(), kind, list(names)), None)
-        if which.get("due"):
+        if due:
             return read_of(kind, await self._read("records_due", self._at(), kind, limit), None)
-        statement, place = (
-            ("records_before", after) if which.get("newest") else ("records_after", after or "")
-        )
+        statement, place = ("records_before", after) if newest else ("records_after", after or "")
         return read_of(kind, await self._read(statement, self._at(), kind, limit + 1, place), limit)
 
     # --- hints ---------------------------------------------------------------------------

@@ -130,7 +130,7 @@ from propolis.core.protocols import (
     Scope,
     Swept,
 )
-from propolis.core.records import Read, Swap, Swapped, check_read, check_swaps
+from propolis.core.records import Read, ReadOptions, Swap, Swapped, check_read, check_swaps
 from propolis.core.transitions import RETENTION, Retention
 from propolis.engines.address import Address
 from propolis.engines.redis.client.dialler import Credentials
@@ -609,17 +609,8 @@ class RedisEngine(FromExchange, RedisFeeds):
         """The same with swaps of which some were refused already, by somebody else."""
         return answers_from(await self._call("swap", token or "", packed_swaps(swaps, self._shard_map)))
 
-    async def records(
-        self,
-        kind: str,
-        *,
-        names: Sequence[str] | None = None,
-        after: str | None = None,
-        due: bool = False,
-        newest: bool = False,
-        limit: int = 1000,
-    ) -> Read:
-        check_read(kind, {"names": names, "after": after, "limit": limit})
+    async def records(self, kind: str, **which: Unpack[ReadOptions]) -> Read:
+        names, after, due, newest, limit = check_read(kind, which)
         args: list[str | int]
         if names is not None:
             args = [len(names), "names", *sorted(set(names))]

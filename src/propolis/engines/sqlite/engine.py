@@ -193,9 +193,9 @@ class SQLiteEngine(FromExchange, FeedVerbs):
         return await self._write(lambda work: records.swap(work, swaps, bodies, token))
 
     async def records(self, kind: str, **which: Unpack[ReadOptions]) -> Read:
-        check_read(kind, which)
+        reading = check_read(kind, which)
         now_us = self._clock.now_us()
-        return await self._file.read(lambda db: records.read(db, now_us, kind, **which))
+        return await self._file.read(lambda db: records.read(db, now_us, kind, reading))
 
     async def append_entries(self, feed: str, entries: Sequence[bytes], bounds: Bounds) -> int | None:
         steps = feeds_on_records.appending(feed, entries, bounds)

@@ -92,9 +92,9 @@ class BookEngine(FromExchange, FeedVerbs):
             return answers
 
     async def records(self, kind: str, **which: Unpack[ReadOptions]) -> Read:
-        check_read(kind, which)
+        reading = check_read(kind, which)
         with self._call() as steps:
-            return steps.records().read(kind, **which)
+            return steps.records().read(kind, reading)
 
     async def append_entries(self, feed: str, entries: Sequence[bytes], bounds: Bounds) -> int | None:
         return await feeds_on_records.append(self, feed, entries, bounds)

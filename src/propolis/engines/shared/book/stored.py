@@ -29,6 +29,7 @@ from propolis.core.clock import to_us
 from propolis.core.envelope import Envelope
 from propolis.core.job import Member, State
 from propolis.core.protocols import BITE, COUNTED, REMOVALS, Counts, Filter, Page, Rule, RuleKind, Scope
+from propolis.core.records import Reading
 from propolis.core.transitions import Retention, due_us, expires_us
 from propolis.engines.shared.book.entries import Entry, HeldBatch
 from propolis.engines.shared.book.keeping import Place
@@ -97,7 +98,7 @@ class StoreBook(Steps[StoredEntry, StoredBatch]):
         self._line_changed = False
 
     def _removals(self) -> dict[str, Removal]:
-        found = self.records().read(REMOVALS, limit=BITE).records
+        found = self.records().read(REMOVALS, Reading(limit=BITE)).records
         return {record.name: msgspec.json.decode(record.value, type=Removal) for record in found}
 
     def write(self) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 
 from msgspec import Struct
 from msgspec.structs import astuple
 
 from propolis.core.clock import from_us
-from propolis.core.records import KEEP, Change, Read, Record, Refusal, Swap, Swapped
+from propolis.core.records import KEEP, Change, Read, Reading, Record, Refusal, Swap, Swapped
 from propolis.engines.shared.book.store import Pages, Table, key, number_in
 from propolis.engines.shared.record_rows import moment_us, record_of
 
@@ -64,16 +64,8 @@ class StoredRecords:
         for mark in _marks(change.kind, change.name, new):
             self._pages.mark(mark, change.name)
 
-    def read(
-        self,
-        kind: str,
-        *,
-        names: Sequence[str] | None = None,
-        after: str | None = None,
-        due: bool = False,
-        newest: bool = False,
-        limit: int = 1000,
-    ) -> Read:
+    def read(self, kind: str, reading: Reading) -> Read:
+        names, after, due, newest, limit = reading
         looks = limit + _LOOKS
         if names is not None:
             chosen = iter(sorted(set(names)))

@@ -11,7 +11,7 @@ import msgspec
 
 from propolis.core import wire
 from propolis.core.clock import from_us
-from propolis.core.records import KEEP, Change, Read, Record, Refusal, Swap, Swapped
+from propolis.core.records import KEEP, Change, Read, Reading, Record, Refusal, Swap, Swapped
 from propolis.engines.shared.feeds_on_records import Appending
 from propolis.engines.shared.record_rows import moment_us, record_of
 from propolis.engines.sqlite.rows import SQL
@@ -98,18 +98,9 @@ def encoded(swaps: Sequence[Swap]) -> list[list[bytes]]:
     return [wire.encode_all(swap.puts) for swap in swaps]
 
 
-def read(
-    db: sqlite3.Connection,
-    now_us: int,
-    kind: str,
-    *,
-    names: Sequence[str] | None = None,
-    after: str | None = None,
-    due: bool = False,
-    newest: bool = False,
-    limit: int = 1000,
-) -> Read:
-    statement, values = _reading(names, after, due=due, newest=newest)
+def read(db: sqlite3.Connection, now_us: int, kind: str, reading: Reading) -> Read:
+    statement, values = _statement(reading)
+    names, _, due, _, limit = reading
     most = -1 if names is not None else limit + 1
     rows = db.execute(SQL[statement], {"kind": kind, "now_us": now_us, "most": most, **values}).fetchall()
     page = rows if names is not None else rows[:limit]
@@ -117,9 +108,8 @@ def read(
     return Read([_record(kind, *row) for row in page], page[-1][0] if more else None, from_us(now_us))
 
 
-def _reading(
-    names: Sequence[str] | None, after: str | None, *, due: bool, newest: bool
-) -> tuple[str, dict[str, Any]]:
+def _statement(reading: Reading) -> tuple[str, dict[str, Any]]:
+    names, after, due, newest, _ = reading
     if names is not None:
         return "records_named", {"names": _json.encode(list(names)).decode()}
     if due:
@@ -141,7 +131,8 @@ def follow_steps(work: Work, steps: Appending) -> int:
     try:
         while True:
             names = None if asked.name is None else [asked.name]
-            asked = steps.send(read(work.db, work.now_us, asked.kind, names=names, limit=asked.limit))
+            reading = Reading(names, limit=asked.limit)
+            asked = steps.send(read(work.db, work.now_us, asked.kind, reading))
     except StopIteration as end:
         number, wanted = end.value
     swap(work, [wanted], [[]], None)
