@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from propolis.app.batch.new_batch import BatchHandle
+from propolis.app.operate.limits import LimitUse
 from propolis.app.operate.rules import RuleState
 from propolis.app.operate.workers import WorkerInfo, WorkerState
 from propolis.core.batch import BatchState, BatchStatus
@@ -21,6 +22,7 @@ __all__ = [
     "Event",
     "Filter",
     "JobInfo",
+    "LimitUse",
     "Member",
     "Progress",
     "Rule",

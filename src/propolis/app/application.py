@@ -15,6 +15,7 @@ from propolis.app.commands.run import Run, check_free_form, declared, no_program
 from propolis.app.flow.run import FlowRun
 from propolis.app.operate.batches import StoredBatches
 from propolis.app.operate.jobs import Jobs
+from propolis.app.operate.limits import LimitSettings
 from propolis.app.operate.queues import Queues
 from propolis.app.operate.schedules import Declared, Schedules
 from propolis.app.operate.workers import Workers
@@ -123,6 +124,7 @@ class App(Registry):
         self.client.needs.update(dict.fromkeys(needs, "as it says"))
         self.jobs = Jobs(self.client)
         self.queues = Queues(self.client)
+        self.limits = LimitSettings(self.client)
         self.batches = StoredBatches(self.client)
         self.schedules = Schedules(self.client, self.declared_schedules)
         self.workers = Workers(self.client)

@@ -26,6 +26,7 @@ COMMANDS = {
     "worker": "propolis.cli.worker",
     "enqueue": "propolis.cli.enqueue",
     "queues": "propolis.cli.queues",
+    "limits": "propolis.cli.queues",
     "rules": "propolis.cli.queues",
     "jobs": "propolis.cli.jobs",
     "dead": "propolis.cli.dead",

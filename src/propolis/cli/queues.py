@@ -1,4 +1,4 @@
-"""`propolis queues` and `propolis rules`."""
+"""`propolis queues`, `propolis limits` and `propolis rules`."""
 
 from __future__ import annotations
 
@@ -232,7 +232,8 @@ async def drop(session: Session, name: str, yes: bool) -> int | None:
 async def rules(session: Session) -> None:
     """List pauses, blocks, limits and caps: who set each, when, until when and why.
 
-    They are made and ended by `propolis queues pause`, `resume`, `block` and `unblock`.
+    They are made and ended by `propolis queues pause`, `resume`, `block` and `unblock`, and limits by
+    `propolis limits`.
     """
     found = sorted(await all_rules(session), key=strongest_first)
     for rule in found:
@@ -241,3 +242,101 @@ async def rules(session: Session) -> None:
         session.out.table(RULE_COLUMNS, [row_of_rule(rule) for rule in found])
     else:
         session.out.note("nothing is paused, blocked, limited or capped")
+
+
+# --- limits ------------------------------------------------------------------------------
+
+
+def names_limited(command: F) -> F:
+    """The options of what is limited."""
+    for option in (
+        click.option("--queue", help="All jobs of this queue."),
+        click.option("--task", help="All jobs of this task, in whatever queue."),
+        click.argument("key", required=False),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group(invoke_without_command=True)
+@looks_at_app
+async def limits(session: Session) -> None:
+    """List how many jobs of a key, a task or a queue run at once; put, get or remove a limit."""
+    await list_limits(session)
+
+
+@limits.command("list")
+@looks_at_app
+async def list_(session: Session) -> None:
+    """List limits, those of keys first."""
+    await list_limits(session)
+
+
+@limits.command()
+@names_limited
+@click.option("--at-once", type=int, required=True, help="So many of them run at once, at most.")
+@says_why
+@on_app
+async def put(
+    session: Session,
+    key: str | None,
+    task: str | None,
+    queue: str | None,
+    at_once: int,
+    **reason: Unpack[Reason],
+) -> None:
+    """Let at most so many jobs of a key, a task or a queue run at once; the others keep their places."""
+    changed = await session.limits.aput(key, task=task, queue=queue, at_once=at_once, **reason)
+    await report(session, place_of(queue, task, key), "limited", changed, "it was limited: it says this now")
+
+
+@limits.command()
+@names_limited
+@looks_at_app
+async def get(session: Session, key: str | None, task: str | None, queue: str | None) -> int | None:
+    """Show a limit, which jobs run under it, and how many wait."""
+    use = await session.limits.aget(key, task=task, queue=queue)
+    if use is None:
+        session.out.note("there is no such limit")
+        return PROBLEMS
+    more = " or more" if use.more else ""
+    session.out.document(
+        fields_of(use.rule) | {"running": list(use.running), "waiting": use.waiting, "more": use.more}
+    )
+    session.out.fields(
+        {
+            use.rule.scope.value: use.rule.name,
+            "running": f"{len(use.running)}{more} of {use.rule.n}",
+            "waiting": f"{use.waiting}{more}",
+            "jobs": ", ".join(use.running),
+            "by": use.rule.by,
+            "since": use.rule.at,
+            "until": use.rule.until,
+            "why": use.rule.why,
+        }
+    )
+    return None
+
+
+@limits.command()
+@names_limited
+@on_app
+async def remove(session: Session, key: str | None, task: str | None, queue: str | None) -> None:
+    """Remove a limit; what waited runs in its old order."""
+    changed = await session.limits.aremove(key, task=task, queue=queue)
+    await report(
+        session, place_of(queue, task, key), "unlimited", changed, "nothing to do, it was not limited"
+    )
+
+
+async def list_limits(session: Session) -> None:
+    page = found = await session.limits.alist(limit=PAGE)
+    while len(page) == PAGE:
+        page = await session.limits.alist(limit=PAGE, after=page[-1])
+        found = found + page
+    for rule in found:
+        session.out.document(fields_of(rule))
+    if found:
+        session.out.table(RULE_COLUMNS, [row_of_rule(rule) for rule in found])
+    else:
+        session.out.note("nothing is limited")

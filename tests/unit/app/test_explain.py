@@ -74,12 +74,13 @@ async def test_an_expired_job_tells_so(engine: MemoryEngine, clock: FakeClock) -
             "task 'send' of key 'bob' is blocked by ben since 00:00Z",
         ),
         (
-            Rule(RuleKind.LIMIT, Scope.KEY, "bob", 2, by="ben", why="as agreed"),
-            "at most 2 jobs of key 'bob' may run at once, set by ben since 00:00Z: as agreed",
+            Rule(RuleKind.LIMIT, Scope.KEY, "bob", 0, by="ben", why="as agreed"),
+            "key 'bob' runs 0 of 0; limited by ben since 00:00Z: as agreed",
         ),
     ],
 )
 async def test_rules_are_named(engine: MemoryEngine, rule: Rule, sentence: str) -> None:
+    """What limits do is told in tests/contract/limits/."""
     job = a_job(queue="mail", task="send", key="bob")
     await engine.put([job])
     await engine.add_rule(Rule(RuleKind.PAUSE, Scope.QUEUE, "another"))
@@ -103,7 +104,7 @@ async def test_the_strongest_rule_is_named_first_and_one_that_is_over_not_at_all
     clock.advance("1h")
     later = [sentence.partition(" since")[0] for sentence in await explain(engine, job.id)]
 
-    paused_and_limited = ["queue 'mail' is paused", "at most 2 jobs of key 'bob' may run at once, set"]
+    paused_and_limited = ["queue 'mail' is paused", "key 'bob' runs 0 of 2; limited"]
     assert said == ["task 'send' is blocked", *paused_and_limited]
     assert later[:2] == paused_and_limited
 

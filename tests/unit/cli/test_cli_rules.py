@@ -92,3 +92,32 @@ def test_a_rule_that_is_set_again_says_something_else(shell: Shell) -> None:
     assert shell("queues", "pause", "mail", "--by", "ben").stdout == "mail: it was paused: it says this now\n"
     [rule] = shell.json("rules")
     assert (rule["by"], rule["until"]) == ("ben", None)
+
+
+@pytest.mark.parametrize("what", [["tenant:7"], ["--task", "mail.send"], ["--queue", "mail"]])
+def test_limits_are_put_and_removed_and_doing_so_twice_does_no_harm(shell: Shell, what: list[str]) -> None:
+    put = ["limits", "put", *what, "--at-once", "3"]
+    for verb, changed in ((put, True), (put, False), (["limits", "remove", *what], True)):
+        [answer] = shell.json(*verb)
+        assert (answer["name"], answer["changed"]) == (what[-1], changed)
+    assert shell("limits", "remove", *what).stdout == f"{what[-1]}: nothing to do, it was not limited\n"
+
+
+def test_a_limit_is_shown_with_its_use_and_all_are_listed(shell: Shell) -> None:
+    assert "nothing is limited" in shell("limits").stderr
+    assert "no such limit" in shell("limits", "get", "tenant:7", code=1).stderr
+    shell(
+        "limits", "put", "tenant:7", "--at-once", "3", "--by", "anna", "--why", "as agreed", "--until", "1h"
+    )
+    shell("limits", "put", "--task", "mail.send", "--at-once", "1")
+    shell("queues", "pause", "mail")
+    [use] = shell.json("limits", "get", "tenant:7")
+    assert (use["key"], use["n"], use["by"], use["why"]) == ("tenant:7", 3, "anna", "as agreed")
+    assert (use["running"], use["waiting"], use["more"]) == ([], 0, False)
+    shown = dict(line.split(maxsplit=1) for line in shell("limits", "get", "tenant:7").stdout.splitlines())
+    assert (shown["key"], shown["running"], shown["waiting"]) == ("tenant:7", "0 of 3", "0")
+    assert [rule["name"] for rule in shell.json("limits")] == ["tenant:7", "mail.send"]
+    assert shell("limits", "list").stdout == shell("limits").stdout
+    assert [rule["kind"] for rule in shell.json("rules")] == ["pause", "limit", "limit"]
+    assert "reserved for prefixes" in shell("limits", "put", "tenant:*", "--at-once", "3", code=2).stderr
+    assert "What is limited" not in shell("limits", "put", "--at-once", "3", code=2).stdout

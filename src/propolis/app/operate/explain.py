@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 
-from propolis.app.operate.rules import applies, every_rule, named, state_of, strongest_first, words_about
+from propolis.app.operate.limits import use_of
+from propolis.app.operate.rules import named, rules_about, state_of, strongest_first, words_about
 from propolis.app.operate.workers import live_workers
 from propolis.core.job import JobInfo, State
-from propolis.core.protocols import Inspects, Records, Rule, RuleKind, Rules
+from propolis.core.protocols import Inspects, Records, RuleKind, Rules
 
 
 async def explain(engine: Inspects, job_id: str, declared: Collection[str] = ()) -> list[str]:
@@ -22,10 +23,7 @@ async def explain(engine: Inspects, job_id: str, declared: Collection[str] = ())
     if info.state is not State.READY:
         return [_not_waiting(info, await engine.now())]
     now = await engine.now()
-    rules = []
-    if isinstance(engine, Rules):
-        rules = [r async for r in every_rule(engine) if applies(r, info.queue, info.task, info.key)]
-    reasons = [_by_rule(rule, now) for rule in sorted(rules, key=strongest_first)]
+    reasons, beside = await _by_rules(engine, info, now)
     if info.parked:
         reasons.append(f"it is parked: a worker took it that does not know task {info.task!r}")
     nobody = await _nobody_for(engine, info)
@@ -37,8 +35,8 @@ async def explain(engine: Inspects, job_id: str, declared: Collection[str] = ())
         reasons.append(f"it is not due before {info.due_at:%F %TZ}")
     elif not reasons:
         ahead = await engine.position(job_id)
-        return [*nobody, f"it is ready, behind {ahead} others of queue {info.queue!r}"]
-    return reasons + nobody
+        return [*nobody, f"it is ready, behind {ahead} others of queue {info.queue!r}", *beside]
+    return reasons + beside + nobody
 
 
 async def _nobody_for(engine: Inspects, info: JobInfo) -> list[str]:
@@ -64,8 +62,15 @@ def _not_waiting(info: JobInfo, now: datetime) -> str:
     return f"it has ended as {info.state.value}" + (f": {info.reason}" if info.reason else "")
 
 
-def _by_rule(rule: Rule, now: datetime) -> str:
-    """Such as: queue 'mail' is paused by anna@host since 12:04Z until 13:00Z: deploy."""
-    if rule.kind is RuleKind.LIMIT:
-        return f"at most {rule.n} jobs of {named(rule)} may run at once, set {words_about(rule, now)}"
-    return f"{named(rule)} is {state_of(rule).value} {words_about(rule, now)}"
+async def _by_rules(engine: Inspects, info: JobInfo, now: datetime) -> tuple[list[str], list[str]]:
+    """What keeps it back; and the limits that it comes under, and which have room."""
+    reasons: list[str] = []
+    beside: list[str] = []
+    rules = await rules_about(engine, info.queue, info.task, info.key) if isinstance(engine, Rules) else []
+    for rule in sorted(rules, key=strongest_first):
+        if rule.kind is not RuleKind.LIMIT:
+            reasons.append(f"{named(rule)} is {state_of(rule).value} {words_about(rule, now)}")
+            continue
+        use = await use_of(engine, rule)
+        (beside if use.has_room else reasons).append(f"{use}; limited {words_about(rule, now)}")
+    return reasons, beside

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TypedDict, Unpack
 
 from propolis.app.client.blocking import blocking
 from propolis.app.client.client import Client
 from propolis.app.operate.rules import (
     RuleState,
-    applies,
-    every_rule,
+    author,
+    end_of,
     place_of,
+    rules_about,
     state_under,
-    whoever_runs_this,
 )
 from propolis.core import wire
-from propolis.core.duration import Duration, duration
-from propolis.core.protocols import MAX_BY, Counts, Inspects, Operates, Rule, RuleKind, Rules
+from propolis.core.duration import Duration
+from propolis.core.protocols import Counts, Inspects, Operates, Rule, RuleKind, Rules
 
 
 class HoldTerms(TypedDict, total=False):
@@ -74,7 +74,7 @@ class Queues:
         Blocked before paused before limited before open.
         """
         engine = await self._client.piece(Rules)
-        return state_under([rule async for rule in every_rule(engine) if applies(rule, name, task, key)])
+        return state_under(await rules_about(engine, name, task, key))
 
     async def adrop(self, name: str) -> int:
         """Forget a queue and all its jobs but those that run; returns how many went at once.
@@ -86,10 +86,9 @@ class Queues:
 
     async def _hold(self, kind: RuleKind, name: str | None, terms: HoldTerms) -> bool:
         scope, name = place_of(name, terms.get("task"), terms.get("key"))
-        by, why = terms.get("by"), terms.get("why") or ""
-        ends, lasts = _end_of(terms.get("until"))
-        by = by or self._client.actor or whoever_runs_this()
-        rule = Rule(kind, scope, name, by=by[:MAX_BY], why=why, until=ends, lasts=lasts)
+        by, why = author(terms.get("by"), self._client.actor), terms.get("why") or ""
+        ends, lasts = end_of(terms.get("until"))
+        rule = Rule(kind, scope, name, by=by, why=why, until=ends, lasts=lasts)
         return await (await self._client.piece(Rules)).add_rule(rule)
 
     async def _let_go(self, kind: RuleKind, name: str | None, task: str | None, key: str | None) -> bool:
@@ -104,10 +103,3 @@ class Queues:
     block = blocking(ablock)
     unblock = blocking(aunblock)
     drop = blocking(adrop)
-
-
-def _end_of(until: datetime | Duration | None) -> tuple[datetime | None, timedelta | None]:
-    """A time, or how long from now."""
-    if until is None or isinstance(until, datetime):
-        return until, None
-    return None, duration(until)

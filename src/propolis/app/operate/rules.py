@@ -6,15 +6,29 @@ import getpass
 import os
 import socket
 from collections.abc import AsyncIterator, Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import cache
 
+from msgspec.structs import force_setattr
+
 from propolis.core import wire
-from propolis.core.protocols import Rule, RuleKind, Rules, Scope, task_and_key, task_key
+from propolis.core.duration import Duration, duration
+from propolis.core.protocols import (
+    LIMIT_SCOPES,
+    MAX_BY,
+    Rule,
+    RuleKind,
+    Rules,
+    Scope,
+    task_and_key,
+    task_key,
+)
 from propolis.errors import BadSetting
 
 _PAGE = 1000
+_LAST = "\U0010ffff"
+_LAST_SURROGATE, _LAST_BEFORE_SURROGATES = 0xDFFF, 0xD7FF  # what is between them stands alone in no text
 
 
 class RuleState(StrEnum):
@@ -41,6 +55,46 @@ async def every_rule(engine: Rules) -> AsyncIterator[Rule]:
         for rule in page:
             yield rule
         page = await engine.rules(limit=_PAGE, after=page[-1]) if len(page) == _PAGE else []
+
+
+async def rule_at(engine: Rules, kind: RuleKind, scope: Scope, name: str) -> Rule | None:
+    """The one of this kind, scope and name, however many there are."""
+    last = Rule(kind, scope, name)
+    force_setattr(last, "name", _just_before(name))  # a place where to begin, and no rule
+    while page := await engine.rules(limit=1, after=last):
+        [last] = page
+        if (last.kind, last.scope, last.name) >= (kind, scope, name):
+            return last if (last.kind, last.scope, last.name) == (kind, scope, name) else None
+    return None
+
+
+def _just_before(name: str) -> str:
+    """A name that comes before this one, with next to none between them: so a page begins there."""
+    before = ord(name[-1]) - 1
+    if before <= 0:
+        return name[:-1]  # no name has a NUL
+    if before == _LAST_SURROGATE:
+        before = _LAST_BEFORE_SURROGATES
+    return f"{name[:-1]}{chr(before)}{_LAST}"
+
+
+async def rules_about(engine: Rules, queue: str | None, task: str | None, key: str | None) -> list[Rule]:
+    """Those that leasing obeys for jobs of this queue, this task and this key, as far as they are given.
+
+    Where there are many rules each of them is looked up: at most a dozen calls, however many there are.
+    """
+    page = await engine.rules(limit=_PAGE)
+    if len(page) < _PAGE:
+        return [rule for rule in page if applies(rule, queue, task, key)]
+    both = None if task is None or key is None else task_key(task, key)
+    places = [(Scope.KEY, key), (Scope.QUEUE, queue), (Scope.TASK, task), (Scope.TASK_KEY, both)]
+    found = [
+        await rule_at(engine, kind, scope, name)
+        for kind in sorted(_STATES)
+        for scope, name in places
+        if name is not None and (kind is not RuleKind.LIMIT or scope in LIMIT_SCOPES)
+    ]
+    return [rule for rule in found if rule is not None]
 
 
 def place_of(name: str | None, task: str | None, key: str | None) -> tuple[Scope, str]:
@@ -105,6 +159,18 @@ def words_about(rule: Rule, now: datetime) -> str:
     if rule.until is not None:
         parts.append(f"until {_time(rule.until, now)}")
     return " ".join(parts) + (f": {rule.why}" if rule.why else "")
+
+
+def author(by: str | None, actor: str | None) -> str:
+    """Whoever was named, or acts through the app, or runs this."""
+    return (by or actor or whoever_runs_this())[:MAX_BY]
+
+
+def end_of(until: datetime | Duration | None) -> tuple[datetime | None, timedelta | None]:
+    """A time, or how long from now."""
+    if until is None or isinstance(until, datetime):
+        return until, None
+    return None, duration(until)
 
 
 def _time(moment: datetime, now: datetime) -> str:

@@ -14,6 +14,7 @@ import click
 from propolis.app.loading import load_app
 from propolis.app.operate.batches import StoredBatches
 from propolis.app.operate.jobs import Jobs
+from propolis.app.operate.limits import LimitSettings
 from propolis.app.operate.queues import Queues
 from propolis.app.operate.schedules import Schedules
 from propolis.app.operate.workers import Workers
@@ -35,6 +36,7 @@ class Session:
         self.declares = declares
         self.jobs = Jobs(app.client)
         self.queues = Queues(app.client)
+        self.limits = LimitSettings(app.client)
         self.batches = StoredBatches(app.client)
         self.schedules = Schedules(app.client, app.declared_schedules)
         self.workers = Workers(app.client)

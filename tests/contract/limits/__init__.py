@@ -1,0 +1,1 @@
+"""What limits do by the app, on every engine."""

@@ -1,0 +1,26 @@
+"""docs/limits.md works as it is written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "limits.md"
+PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def test_limits_are_put_shown_and_removed_as_the_page_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    exec(compile(PROGRAMS[0], "limits.py", "exec"), {"__name__": "limits"})
+
+    use, *_, key, queue, task, answers = capsys.readouterr().out.splitlines()
+    assert use == "0 of 3 run, 2 wait"
+    assert key.startswith("key tenant:7 3 anna None")
+    assert queue.startswith("queue crm 100 ben 20")
+    assert task == "task crm.sync 50 anna None their server is small"
+    assert answers == "False True"
