@@ -26,6 +26,8 @@ MODULES = [
     "propolis.engines",
     "propolis.errors",
     "propolis.flows",
+    "propolis.integrations.otel",
+    "propolis.integrations.sentry",
     "propolis.logs",
     "propolis.strategies",
     "propolis.testing",

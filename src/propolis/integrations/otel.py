@@ -29,6 +29,8 @@ from propolis.core.envelope import Envelope
 from propolis.core.job import name_of
 from propolis.errors import BadSetting
 
+__all__ = ["instrument"]
+
 _SYSTEM = {"messaging.system": "propolis"}
 _SEND = {"messaging.operation.name": "send", "messaging.operation.type": "send"}
 _PROCESS = {"messaging.operation.name": "process", "messaging.operation.type": "process"}

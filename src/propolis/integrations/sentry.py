@@ -28,6 +28,8 @@ from propolis.errors import BadSetting
 if TYPE_CHECKING:
     from sentry_sdk._types import MonitorConfig
 
+__all__ = ["instrument"]
+
 When = Callable[[Job, BaseException], bool]
 _NOT_A_SLUG = re.compile(r"[^a-z0-9_-]+")
 
