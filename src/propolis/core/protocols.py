@@ -37,6 +37,10 @@ COUNTED = 10_000  # jobs of one state of one queue that a look counts
 MAX_BY = 200  # characters of who set a rule
 MAX_WHY = 1000  # characters of why
 LONGEST_RULE = timedelta(days=36_525)
+UNBOUNDED = 2**31 - 1  # the `n` of a limit that is only a rate
+MAX_PREFIXES = 100  # limits on keys that begin with something: a call may read all of them
+MAX_BURST = 1_000_000
+SLOWEST_RATE = timedelta(days=366)
 PARKED_LINES = 100  # lines of parked jobs that a sweep names
 REMOVALS = "removal"  # the kind of records in which a `drop` or a `delete_batch` tells how far it is
 
@@ -162,7 +166,8 @@ class Counts(Struct, frozen=True):
 class RuleKind(StrEnum):
     """Pause is for users and block for administrators: independent of each other, the same effect.
 
-    A limit lets at most n jobs run at once; a cap lets at most n jobs wait in a queue.
+    A limit lets at most n jobs run at once, and start as often as its rate allows; a cap lets at most n jobs
+    wait in a queue.
     """
 
     PAUSE = "pause"
@@ -181,6 +186,7 @@ class Scope(StrEnum):
 
 
 LIMIT_SCOPES = frozenset({Scope.QUEUE, Scope.TASK, Scope.KEY})
+EACH = "*"  # ends the name of a limit on each key that begins so, or on each key of a task
 
 
 def task_key(task: str, key: str) -> str:
@@ -200,6 +206,10 @@ class Rule(Struct, frozen=True):
     `by` says who set it and `why`.  From `until` on it does not hold, and is not there any more; where it is
     given how long it `lasts`, the engine counts that from its own now, and answers with `until`.  `at` is
     when it was set, by the engine's clock, whatever is given.
+
+    A limit may be a rate as well: a start each so often (`every`), of which so many are saved up (`burst`).
+    The name of a limit on a key may end with `*`: then it is for each key that begins with what is before it
+    (`prefix`), and its name of the scope `TASK_KEY`, `task_key(task, "*")`, is for each key of a task.
     """
 
     kind: RuleKind
@@ -211,12 +221,16 @@ class Rule(Struct, frozen=True):
     at: datetime | None = None
     until: datetime | None = None
     lasts: timedelta | None = None
+    every: timedelta | None = None
+    burst: int = 1
 
     def __post_init__(self) -> None:
         if self.kind is RuleKind.CAP and self.scope is not Scope.QUEUE:
             raise BadSetting(f"a cap is for a queue, not for a {self.scope.value}: use a limit")
-        if self.scope is Scope.TASK_KEY:
-            self._check_task_key()
+        if self.scope in (Scope.KEY, Scope.TASK_KEY):
+            self._check_key()
+        if self.every is not None or self.burst != 1:
+            self._check_rate()
         if self.n < 0:
             raise BadSetting(f"a {self.kind.value} of {self.n} jobs cannot be kept: give 0 or more")
         for what, text, most in (("by", self.by, MAX_BY), ("why", self.why, MAX_WHY)):
@@ -238,13 +252,45 @@ class Rule(Struct, frozen=True):
     def is_over(self, now: datetime) -> bool:
         return self.until is not None and self.until <= now
 
-    def _check_task_key(self) -> None:
-        if self.kind is RuleKind.LIMIT:
-            raise BadSetting(
-                "a limit on a task of one key cannot be kept: limit the task or the key, or pause both"
-            )
-        if not all(task_and_key(self.name)):
+    @property
+    def prefix(self) -> str | None:
+        """What the keys begin with that it is for; None where it is for no such keys."""
+        is_prefix = self.kind is RuleKind.LIMIT and self.scope is Scope.KEY and self.name.endswith(EACH)
+        return self.name.removesuffix(EACH) if is_prefix else None
+
+    def _check_key(self) -> None:
+        task, key = task_and_key(self.name) if self.scope is Scope.TASK_KEY else ("", self.name)
+        if self.scope is Scope.TASK_KEY and not (task and key):
             raise BadSetting(f"{self.name!r} names no task of one key: make the name by task_key(task, key)")
+        if self.kind is RuleKind.LIMIT:
+            if task and key != EACH:
+                raise BadSetting(
+                    "a limit on a task of one key cannot be kept: limit the task, the key, or each key of "
+                    "the task, or pause both"
+                )
+        elif key.endswith(EACH):
+            raise BadSetting(
+                f"a {self.kind.value} on many keys ({key!r}) cannot be kept: name the exact keys, or the task"
+            )
+
+    def _check_rate(self) -> None:
+        if self.kind is not RuleKind.LIMIT:
+            raise BadSetting(f"a {self.kind.value} has no rate: give it to a limit")
+        if self.every is None:
+            raise BadSetting(f"a burst of {self.burst} of which rate?  Give `every` as well")
+        if not timedelta(microseconds=1) <= self.every <= SLOWEST_RATE:
+            raise BadSetting(f"a start each {self.every} cannot be kept: give 1 µs to 366 days")
+        if not 1 <= self.burst <= MAX_BURST:
+            raise BadSetting(f"a burst of {self.burst} cannot be kept: give 1 to {MAX_BURST}")
+        if self.burst > LONGEST_RULE // self.every:
+            raise BadSetting(f"a burst of {self.burst}, each after {self.every}, takes more than 100 years")
+
+
+class Tokens(Struct, frozen=True):
+    """How many starts a rate allows at once, and how long until there is one (nothing, where there is)."""
+
+    free: int
+    next_in: timedelta
 
 
 class Filter(Struct, frozen=True, kw_only=True):
@@ -438,6 +484,21 @@ class Limits(Rules, Protocol):
     """An engine that also keeps rules of the kind `LIMIT`, in these scopes."""
 
     limits: frozenset[Scope]
+
+
+@runtime_checkable
+class Rates(Limits, Protocol):
+    """An engine whose limits may also be rates, and for each key: of a prefix, and of a task.
+
+    Others are given no limit with `every`, or with a name that ends with `*`.
+    """
+
+    async def tokens(self, rule: Rule, name: str) -> Tokens:
+        """What is left of the rate of a limit: for the queue, the task or the key of this name.
+
+        It holds for that name, which is a key where the limit is for each key.
+        """
+        ...
 
 
 @runtime_checkable

@@ -50,6 +50,7 @@ from propolis.testing.engines.suite import (  # noqa: E402
     InspectsContract,
     LimitsContract,
     OperatesContract,
+    RatesContract,
     RulesContract,
 )
 

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+from msgspec.structs import replace
+
 from propolis.core.batch import Batch, BatchStatus, callback_id
 from propolis.core.envelope import Envelope
 from propolis.core.ids import new_id
@@ -66,7 +68,7 @@ async def settle_one(engine: Engine, lease: Lease, outcome: Outcome) -> None:
 
 def bare(rules: Sequence[Rule]) -> list[Rule]:
     """Without who set them, when, why and until."""
-    return [Rule(rule.kind, rule.scope, rule.name, rule.n) for rule in rules]
+    return [replace(rule, by="", why="", at=None, until=None) for rule in rules]
 
 
 async def lose_leases(engine: Engine, clock: FakeClock, span: timedelta = SPAN) -> None:

@@ -124,6 +124,11 @@ class LimitsContract(LimitingPromise, EngineFixtures):
 
 
 @pytest.mark.asyncio
+class RatesContract(EngineFixtures):
+    """The piece `Rates`."""
+
+
+@pytest.mark.asyncio
 class InspectsContract(LookingPromise, EngineFixtures):
     """The piece `Inspects`."""
 
