@@ -66,6 +66,7 @@ __all__ = [
     "LimitsContract",
     "OpenEngine",
     "OperatesContract",
+    "RatesContract",
     "RecordsContract",
     "RulesContract",
     "check_clock",

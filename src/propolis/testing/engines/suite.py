@@ -25,6 +25,7 @@ from propolis.testing.engines.promises.leasing import LeasingPromise
 from propolis.testing.engines.promises.limiting import LimitingPromise
 from propolis.testing.engines.promises.looking import LookingPromise
 from propolis.testing.engines.promises.losing import LosingPromise
+from propolis.testing.engines.promises.matching import MatchingPromise
 from propolis.testing.engines.promises.nesting import NestingPromise
 from propolis.testing.engines.promises.noting import NotingPromise
 from propolis.testing.engines.promises.opening import OpeningPromise
@@ -32,6 +33,7 @@ from propolis.testing.engines.promises.ordering import OrderingPromise
 from propolis.testing.engines.promises.parking import ParkingPromise
 from propolis.testing.engines.promises.payloads import PayloadsPromise
 from propolis.testing.engines.promises.putting import PuttingPromise
+from propolis.testing.engines.promises.rating import RatingPromise
 from propolis.testing.engines.promises.renewing import RenewingPromise
 from propolis.testing.engines.promises.replaying import ReplayingPromise
 from propolis.testing.engines.promises.ruling import RulingPromise
@@ -124,7 +126,7 @@ class LimitsContract(LimitingPromise, EngineFixtures):
 
 
 @pytest.mark.asyncio
-class RatesContract(EngineFixtures):
+class RatesContract(RatingPromise, MatchingPromise, EngineFixtures):
     """The piece `Rates`."""
 
 
