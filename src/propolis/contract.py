@@ -26,7 +26,7 @@ from propolis.core.job import (
     State,
     Unknown,
 )
-from propolis.core.limits import Rate, longest_prefix, rate_of, too_many_prefixes
+from propolis.core.limits import Rate, longest_prefix, rate_in, rate_of, too_many_prefixes
 from propolis.core.protocols import (
     BITE,
     COUNTED,
@@ -211,6 +211,7 @@ __all__ = [
     "gives_back",
     "longest_prefix",
     "new_id",
+    "rate_in",
     "rate_of",
     "reaped",
     "settled",

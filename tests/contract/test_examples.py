@@ -20,6 +20,7 @@ from propolis.testing.engines import (
     FakeClock,
     FeedsContract,
     OpenEngine,
+    RatesContract,
     RecordsContract,
     check_clock,
     check_engine,
@@ -42,11 +43,11 @@ class OnLmdb:
         return lambda: lmdb_engine(tmp_path / "jobs.mdb", clock=clock, retention=retention, sync=False)
 
 
-class TestJson(OnJson, EngineContract):
+class TestJson(OnJson, EngineContract, RatesContract):
     """S0.1."""
 
 
-class TestLmdb(OnLmdb, EngineContract):
+class TestLmdb(OnLmdb, EngineContract, RatesContract):
     """S0.1."""
 
 

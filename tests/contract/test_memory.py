@@ -7,10 +7,10 @@ import pytest
 from propolis.core.transitions import Retention
 from propolis.engines.memory import MemoryEngine
 from propolis.testing.clock import FakeClock
-from propolis.testing.engines import EngineContract, OpenEngine
+from propolis.testing.engines import EngineContract, OpenEngine, RatesContract
 
 
-class TestMemory(EngineContract):
+class TestMemory(EngineContract, RatesContract):
     @pytest.fixture
     def open_engine(self, clock: FakeClock, retention: Retention) -> OpenEngine:
         engine = MemoryEngine(clock=clock, retention=retention)

@@ -55,6 +55,14 @@ def rate_of(rule: Rule) -> Rate | None:
     return None if rule.every is None else Rate(span_us(rule.every), rule.burst)
 
 
+def rate_in(rule: Rule) -> Rate:
+    """`BadSetting` for a limit that has none."""
+    rate = rate_of(rule)
+    if rate is None:
+        raise BadSetting(f"the limit on {rule.scope.value} {rule.name!r} has no rate: it has no tokens")
+    return rate
+
+
 def longest_prefix(prefixes: Iterable[Rule], key: str) -> Rule | None:
     """Of some limits on prefixes the one that holds for a key that has none of its own."""
     fitting = [rule for rule in prefixes if key.startswith(rule.name.removesuffix(EACH))]

@@ -122,7 +122,7 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> Lacking:
 
 
 PIECES = sorted(set(documented()) - {"Core"})
-COMES_WITH = {"Limits": {"Rules"}}  # without which it is not
+COMES_WITH = {"Limits": {"Rules"}, "Rates": {"Limits", "Rules"}}  # without which it is not
 
 
 @pytest.mark.parametrize("piece", PIECES)

@@ -31,7 +31,10 @@ class Book(Steps[MemoryEntry, MemoryBatch]):
         self._parked: dict[str, MemoryEntry] = {}
         self._unique: dict[str, str] = {}
         self._rules: dict[tuple[RuleKind, Scope, str], Rule] = {}
-        self._names_task_keys = 0
+        self._on_task_keys = [0, 0]  # rules on one of its keys, and limits on each of them
+        self._prefixes: dict[str, Rule] = {}
+        self._full: dict[tuple[Scope, str], int] = {}
+        self._turns: dict[tuple[Scope, str], int] = {}
         self._batches: dict[str, MemoryBatch] = {}
         self._waiters = waiters
         self._memos: dict[tuple[str, str], tuple[int, bytes]] = {}
@@ -176,19 +179,46 @@ class Book(Steps[MemoryEntry, MemoryBatch]):
         return [rule for rule in self._rules.values() if rule.is_over(self.now)][:limit]
 
     def names_task_keys(self) -> bool:
-        return self._names_task_keys > 0
+        return self._on_task_keys[False] > 0
+
+    def names_each_key(self) -> bool:
+        return self._on_task_keys[True] > 0
+
+    def prefixes(self) -> list[Rule]:
+        return [rule for rule in self._prefixes.values() if not rule.is_over(self.now)]
+
+    def full_us(self, scope: Scope, name: str) -> int:
+        return self._full.get((scope, name), 0)
+
+    def set_full(self, scope: Scope, name: str, full_us: int) -> None:
+        self._full[scope, name] = full_us
+
+    def await_token(self, scope: Scope, name: str, at_us: int) -> None:
+        self._turns[scope, name] = at_us
+
+    def awaits_tokens(self) -> bool:
+        return bool(self._turns)
+
+    def follow_turns(self, after: str, limit: int) -> str | None:  # noqa: ARG002  # all of them
+        self._turns.clear()  # until somebody looks
+        self._waiters.wake()
+        return None
 
     def set_rule(self, rule: Rule) -> None:
-        self._names_task_keys += (rule.scope is Scope.TASK_KEY) and self.rule(
-            rule.kind, rule.scope, rule.name
-        ) is None
+        if rule.scope is Scope.TASK_KEY and self.rule(rule.kind, rule.scope, rule.name) is None:
+            self._on_task_keys[rule.kind is RuleKind.LIMIT] += 1
+        if rule.prefix is not None:
+            self._prefixes[rule.name] = rule
         self._rules[rule.kind, rule.scope, rule.name] = rule
         self.ruled = True
         self._waiters.wake()
 
     def remove_rule(self, rule: Rule) -> None:
         del self._rules[rule.kind, rule.scope, rule.name]
-        self._names_task_keys -= rule.scope is Scope.TASK_KEY
+        if rule.prefix is not None:
+            del self._prefixes[rule.name]
+        if rule.scope is Scope.TASK_KEY:
+            self._on_task_keys[rule.kind is RuleKind.LIMIT] -= 1
         self.ruled = bool(self._rules)
         self._waiters.wake()
 
@@ -232,6 +262,9 @@ class Book(Steps[MemoryEntry, MemoryBatch]):
 
     def promote(self, limit: int) -> int:
         promoted = 0
+        if min(self._turns.values(), default=self.now_us + 1) <= self.now_us:
+            self._turns = {place: at_us for place, at_us in self._turns.items() if at_us > self.now_us}
+            self._waiters.wake()
         for name, lines in self.lines.items():
             if found := lines.promote(self.now_us, limit - promoted):
                 promoted += found
@@ -264,6 +297,7 @@ class Book(Steps[MemoryEntry, MemoryBatch]):
             ):
                 self.forget(entry)
                 removed += 1
+        self._full = {place: full_us for place, full_us in self._full.items() if full_us > self.now_us}
         self._memos = {name: memo for name, memo in self._memos.items() if memo[0] > self.now_us}
         return removed + self._trim_dead(limit) + self.records().expire(limit)
 
@@ -286,6 +320,7 @@ class Book(Steps[MemoryEntry, MemoryBatch]):
         moments = [entry.until_us for entry in self._running.values()]
         moments += [due for lines in self.lines.values() if (due := lines.next_due()) is not None]
         moments += [to_us(rule.until) for rule in self._rules.values() if rule.until is not None]
+        moments += self._turns.values()
         moments += [] if (record_us := self.records().next_us()) is None else [record_us]
         return min((moment for moment in moments if moment > self.now_us), default=None)
 

@@ -17,13 +17,15 @@ FIRST = (0, 0)  # before all places
 class Seen(Struct, omit_defaults=True):
     """The largest time that was seen, about, and by how much the clock has gone back since, in all.
 
-    `leases` and `delays` are the places from which those that were counted before follow; None: all have.
+    `leases` and `delays` are the places from which those that were counted before follow, and `turns` is
+    where those follow that wait for a token; None: all have.
     """
 
     latest_us: int = 0
     behind_us: int = 0
     leases: Place | None = None
     delays: Place | None = None
+    turns: str | None = None
 
 
 class ClockSteps(Keeping[E, B]):
@@ -40,12 +42,13 @@ class ClockSteps(Keeping[E, B]):
     def follow_clock(self, limit: int) -> bool:
         """A bite of what was counted before the clock went back; whether there may be more."""
         seen = self._look(counting=False)
-        if seen.leases is None and seen.delays is None:
+        if seen.leases is None and seen.delays is None and seen.turns is None:
             return False
         seen.leases = seen.leases and self._shorten(seen.leases, limit)
         seen.delays = seen.delays and self._bring_forward(seen.delays, seen.behind_us, limit)
+        seen.turns = None if seen.turns is None else self.follow_turns(seen.turns, limit)
         self._keep(seen)
-        return seen.leases is not None or seen.delays is not None
+        return (seen.leases or seen.delays or seen.turns) is not None
 
     def _look(self, *, counting: bool) -> Seen:
         """What is known of the clock, now that it shows this time; `counting`: a delay is counted from it.
@@ -63,11 +66,16 @@ class ClockSteps(Keeping[E, B]):
         if shown_us > self.now_us + TOLERATED_US:
             seen.behind_us += max(0, seen.latest_us - self.now_us)  # not by a lease: one may be damaged
             seen.leases = seen.delays = FIRST
-        elif seen.latest_us >= self.now_us - lag_us or not (counting or last or self.due_first(FIRST, 1)):
+            seen.turns = ""
+        elif seen.latest_us >= self.now_us - lag_us or not (counting or last or self._anything_waits()):
             return seen
         seen.latest_us = self.now_us
         self._keep(seen)
         return seen
+
+    def _anything_waits(self) -> bool:
+        """For a time, or for a token."""
+        return bool(self.due_first(FIRST, 1)) or self.awaits_tokens()
 
     def _keep(self, seen: Seen) -> None:
         self._table.set(CLOCK, msgspec.json.encode(seen))

@@ -16,9 +16,11 @@ from propolis.core.clock import Clock, SystemClock, from_us, span_us, to_us
 from propolis.core.envelope import Envelope
 from propolis.core.feeds import Bounds
 from propolis.core.job import JobInfo, Lease, Member, Outcome, State
+from propolis.core.limits import rate_in, too_many_prefixes
 from propolis.core.protocols import (
     KNOWN_FOR,
     LIMIT_SCOPES,
+    MAX_PREFIXES,
     Counts,
     Exchange,
     Filter,
@@ -31,6 +33,7 @@ from propolis.core.protocols import (
     RuleKind,
     Scope,
     Swept,
+    Tokens,
 )
 from propolis.core.records import Read, ReadOptions, Swap, Swapped, check_read, check_swaps
 from propolis.engines.shared import feeds_on_records
@@ -184,6 +187,9 @@ class BookEngine(FromExchange, FeedVerbs):
 
     async def add_rule(self, rule: Rule) -> bool:
         with self._call() as steps:
+            others = {other.name for other in steps.prefixes()} - {rule.name}
+            if rule.prefix is not None and len(others) >= MAX_PREFIXES:
+                raise too_many_prefixes(rule.name)
             was_there = steps.ruling(rule.kind, rule.scope, rule.name) is not None
             steps.set_rule(rule.set_at(steps.now))
             return not was_there
@@ -194,6 +200,11 @@ class BookEngine(FromExchange, FeedVerbs):
             if rule is not None:
                 steps.remove_rule(rule)
             return rule is not None and not rule.is_over(steps.now)
+
+    async def tokens(self, rule: Rule, name: str) -> Tokens:
+        scope = Scope.KEY if rule.scope is Scope.TASK_KEY else rule.scope
+        with self._call() as steps:
+            return steps.tokens(rate_in(rule), scope, name)
 
     async def rules(self, *, limit: int = 1000, after: Rule | None = None) -> list[Rule]:
         with self._call() as steps:

@@ -130,6 +130,33 @@ class Keeping(ABC, Generic[E, B]):
         """Is there a rule on a task of one key?"""
 
     @abstractmethod
+    def names_each_key(self) -> bool:
+        """Is there a limit for each key of a task?"""
+
+    @abstractmethod
+    def prefixes(self) -> list[Rule]:
+        """The limits on keys that begin with something, that are not over."""
+
+    @abstractmethod
+    def full_us(self, scope: Scope, name: str) -> int:
+        """When the bucket of it is full; 0: none is kept."""
+
+    @abstractmethod
+    def set_full(self, scope: Scope, name: str, full_us: int) -> None: ...
+
+    @abstractmethod
+    def await_token(self, scope: Scope, name: str, at_us: int) -> None:
+        """Somebody waits for what comes then."""
+
+    @abstractmethod
+    def awaits_tokens(self) -> bool:
+        """Does anybody?"""
+
+    @abstractmethod
+    def follow_turns(self, after: str, limit: int) -> str | None:
+        """Look anew when tokens come that are awaited, a bite; where to go on, if there are more."""
+
+    @abstractmethod
     def set_rule(self, rule: Rule) -> None: ...
 
     @abstractmethod

@@ -28,16 +28,14 @@ from propolis.core.protocols import (
     Note,
     Receipt,
     Renewal,
-    Rule,
     RuleKind,
     Scope,
     Swept,
-    task_key,
 )
 from propolis.core.records import Change, Refusal, Swap, Swapped
 from propolis.core.transitions import Retention, Step, reaped, settled
-from propolis.engines.shared.book.clock_steps import ClockSteps
 from propolis.engines.shared.book.keeping import B, E
+from propolis.engines.shared.book.limit_steps import LimitSteps
 from propolis.engines.shared.book.store import Table
 from propolis.engines.shared.book.stored_records import StoredRecords
 from propolis.engines.shared.from_exchange import ClaimTerms
@@ -53,13 +51,12 @@ class Removal(Struct, frozen=True):
     upto: int
 
 
-class Steps(ClockSteps[E, B]):
+class Steps(LimitSteps[E, B]):
     """What follows from each call.  Each checks before it changes: what raises has changed nothing."""
 
     def __init__(self, retention: Retention, table: Table) -> None:
         self.retention = retention
         self._table = table
-        self.ruled = False  # is there any rule at all?
         self.removals: dict[str, Removal] = {}  # what drops and deletions of batches have left undone
 
     # --- jobs come in --------------------------------------------------------------------
@@ -167,6 +164,7 @@ class Steps(ClockSteps[E, B]):
         for queue, want in wants.items():
             room = min(want, limit - len(leases))
             for entry in self._next(queue, room, tasks) if tasks else self.take(queue, room):
+                self.take_tokens(entry)
                 entry.state = State.RUNNING
                 entry.attempts += 1
                 entry.began = entry.parked = False
@@ -196,29 +194,6 @@ class Steps(ClockSteps[E, B]):
             self.expire(entry)
             return False
         return not (self.ruled and self.kept_back(entry))
-
-    def kept_back(self, entry: E) -> tuple[Scope, str] | None:
-        """What a rule names that does not let it start."""
-        scopes = entry.scopes()
-        if entry.job.key is not None and self.names_task_keys():
-            scopes.append((Scope.TASK_KEY, task_key(entry.job.task, entry.job.key)))
-        return next(((scope, name) for scope, name in scopes if self.room(scope, name) == 0), None)
-
-    def room(self, scope: Scope, name: str) -> int | None:
-        """How many more may start; None: any number."""
-        for kind in (RuleKind.PAUSE, RuleKind.BLOCK):
-            rule = self.rule(kind, scope, name)
-            if rule is not None and not rule.is_over(self.now):
-                return 0
-        limit = self.rule(RuleKind.LIMIT, scope, name)
-        if limit is None or limit.is_over(self.now):
-            return None
-        return max(0, limit.n - self.running_in(scope, name))
-
-    def ruling(self, kind: RuleKind, scope: Scope, name: str) -> Rule | None:
-        """The rule, if it is not over."""
-        rule = self.rule(kind, scope, name)
-        return None if rule is None or rule.is_over(self.now) else rule
 
     def held(self, lease: Lease) -> E | None:
         """The running job that this lease is for, if it still is."""
@@ -267,6 +242,7 @@ class Steps(ClockSteps[E, B]):
                 for batch in outcome.opens:
                     self._open_batch(batch)
                 self.emit(outcome.emit)
+            self.give_tokens_back(entry, outcome, step.state)
             self._apply(entry, step, released)
         self._to_front(released)
         return lost

@@ -1,19 +1,19 @@
 """The book over a store: a document for each job, queue and batch, and marks that follow from them.
 
 A mark is a key that is there while something is true of a job: it stands in a line, waits for a time, is
-kept.  Which marks a job has is a function of the job (`_marks`), so that nothing is moved by hand; each call
-reads a range of them, a bite at most.
+kept.  Which marks a job has is a function of the job (`marks_of`), so that nothing is moved by hand; each
+call reads a range of them, a bite at most.
 
     job <id>                            all that is known of it
     seq <number>                        every job, in the order of the puts; also as of <queue> <number>
     line <queue> <rank> <place>         those that can be leased, the first to go first
     held <queue> <rank> <place>         those that a rule was seen to keep back
-    held-by <scope> <name> <queue> …    the same, by what the rule names
     parked <queue> <task> <rank> <number>  those that wait for somebody who knows their task
     due <queue> <time> <number>         those that are not due yet; also as timer <time> <number>
     expiry, until, keep <time> <number> when they expire, are lost, are forgotten
-    rule-end <time> <kind> <scope> <name>  when a rule is over
     kept <queue> <state> <time> …       those that have ended
+
+Those of rules are named in `stored_rules`.
 """
 
 from __future__ import annotations
@@ -21,81 +21,40 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from propolis.core.batch import Batch, BatchStatus
-from propolis.core.clock import to_us
 from propolis.core.envelope import Envelope
 from propolis.core.job import Member, State
-from propolis.core.protocols import BITE, COUNTED, REMOVALS, Counts, Filter, Page, Rule, RuleKind, Scope
+from propolis.core.protocols import BITE, COUNTED, REMOVALS, Counts, Filter, Page, Scope
 from propolis.core.records import Reading
 from propolis.core.transitions import Retention, due_us, expires_us
-from propolis.engines.shared.book.entries import Entry, HeldBatch
 from propolis.engines.shared.book.keeping import Place
-from propolis.engines.shared.book.steps import Removal, Steps
-from propolis.engines.shared.book.store import Pages, Table, key, number_in
+from propolis.engines.shared.book.steps import Removal
+from propolis.engines.shared.book.store import Table, key, number_in
+from propolis.engines.shared.book.stored_entries import (
+    Memo,
+    Numbers,
+    StoredBatch,
+    StoredEntry,
+    StoredQueue,
+    Tally,
+    marks_of,
+    tallies_of,
+)
+from propolis.engines.shared.book.stored_rules import FEW, StoredRules
 
 SCAN = 10_000  # jobs that a look reads
-FEW = 16  # queues, or rules that are gone, that one call sees to
 
 
-class Numbers(Struct):
-    """What was drawn last.  The front grows downwards."""
-
-    seq: int = 0
-    back: int = 0
-    front: int = 0
-
-
-class StoredEntry(Entry, omit_defaults=True):
-    """`place` is its place in line; None: it has none.  `by` is what the rule names that keeps it back."""
-
-    place: int | None = None
-    by: tuple[Scope, str] | None = None
-
-
-class StoredBatch(HeldBatch, omit_defaults=True):
-    """With the number of members that wait: for the first time, or once more."""
-
-    enqueued: int = 0
-    retrying: int = 0
-    marked_us: int | None = None  # the time under which it stands among those to be forgotten
-
-
-class StoredQueue(Struct, omit_defaults=True):
-    ready: int = 0
-    scheduled: int = 0
-    parked: int = 0
-    running: int = 0
-    done: int = 0
-    dead: int = 0
-    cancelled: int = 0
-    put: int = 0
-    deleted: int = 0
-
-
-class Memo(Struct):
-    until_us: int
-    value: bytes
-
-
-Tally = tuple[str, ...]
-
-
-class StoreBook(Steps[StoredEntry, StoredBatch]):
+class StoreBook(StoredRules):
     """The steps of one call."""
 
     def __init__(self, table: Table, now_us: int, retention: Retention) -> None:
-        super().__init__(retention, table)
-        self.now_us = now_us
-        self.pages = Pages(table)
+        super().__init__(table, now_us, retention)
         self.numbers = self.pages.get("numbers", Numbers) or Numbers()
-        self.ruled = self.pages.has("rule") or self.pages.has("thaw")
-        self._names_task_keys: bool | None = None
         self.removals = self._removals()
         self._stored: dict[str, tuple[set[str], list[Tally]]] = {}  # the marks and tallies that are stored
-        self._line_changed = False
 
     def _removals(self) -> dict[str, Removal]:
         found = self.records().read(REMOVALS, Reading(limit=BITE)).records
@@ -114,18 +73,18 @@ class StoreBook(Steps[StoredEntry, StoredBatch]):
     def entry(self, job_id: str) -> StoredEntry | None:
         entry = self.pages.get(key("job", job_id), StoredEntry)
         if entry is not None and job_id not in self._stored:
-            self._stored[job_id] = (_marks(entry), _tallies(entry))
+            self._stored[job_id] = (marks_of(entry), tallies_of(entry))
         return entry
 
-    def _there(self, job_id: str) -> StoredEntry:
+    def there(self, job_id: str) -> StoredEntry:
         entry = self.entry(job_id)
         assert entry is not None  # a mark names it
         return entry
 
-    def _save(self, entry: StoredEntry) -> None:
+    def save(self, entry: StoredEntry) -> None:
         """Bring marks and counts in line with the job."""
         marks, tallies = self._stored.get(entry.job.id, (set(), []))
-        new_marks, new_tallies = _marks(entry), _tallies(entry)
+        new_marks, new_tallies = marks_of(entry), tallies_of(entry)
         for mark in marks - new_marks:
             self.pages.table.delete(mark)
         for mark in new_marks - marks:
@@ -135,7 +94,7 @@ class StoreBook(Steps[StoredEntry, StoredBatch]):
             self._count(new_tallies, 1)
         self._stored[entry.job.id] = (new_marks, new_tallies)
         self.pages.put(key("job", entry.job.id), entry)
-        self._follow(entry, marks - new_marks)
+        self.follow(entry, marks - new_marks)
 
     def _count(self, tallies: list[Tally], by: int) -> None:
         for kind, name, *rest in tallies:
@@ -188,25 +147,27 @@ class StoreBook(Steps[StoredEntry, StoredBatch]):
             entry.place = self._draw("front", self.numbers.front - 1)
         else:
             entry.place = self._draw("back", self.numbers.back + 1)
-        self._save(entry)
+        self.save(entry)
 
     def take(self, queue: str, want: int) -> Iterator[StoredEntry]:
         if want <= 0:
             return
         for _, job_id in self.pages.until(self.now_us, BITE, "due", queue):
-            self.place(self._there(job_id))
+            self.place(self.there(job_id))
         if self.ruled:
             for rule in self.rules_over(FEW):
                 self.remove_rule(rule)
             if self.room(Scope.QUEUE, queue) == 0:
                 return
+            self.let_turns_come(BITE)
+            self._walk()
             self._thaw(queue)
         looks = want + BITE
         while want > 0 and looks > 0 and (line := self.pages.first(min(want, looks), "line", queue)):
-            self._line_changed = False
+            self.line_changed = False
             for _, job_id in line:
                 looks -= 1
-                entry = self._there(job_id)
+                entry = self.there(job_id)
                 if self.goes(entry):
                     want -= 1
                     yield entry
@@ -214,16 +175,16 @@ class StoreBook(Steps[StoredEntry, StoredBatch]):
                     if by[0] is Scope.QUEUE:
                         return
                     entry.by = by
-                    self._save(entry)
-                if self._line_changed:
+                    self.save(entry)
+                if self.line_changed:
                     break
 
     def park(self, entry: StoredEntry) -> None:
         entry.by, entry.place = None, entry.seq
-        self._save(entry)
+        self.save(entry)
 
     def parked(self, queue: str, task: str) -> Iterator[StoredEntry]:
-        return (self._there(job_id) for _, job_id in self.pages.first(BITE, "parked", queue, task))
+        return (self.there(job_id) for _, job_id in self.pages.first(BITE, "parked", queue, task))
 
     def parked_lines(self, most: int) -> tuple[tuple[str, str], ...]:
         if not self.pages.has("parked"):
@@ -232,21 +193,21 @@ class StoreBook(Steps[StoredEntry, StoredBatch]):
         return tuple((queue, task) for queue in queues for task in self.pages.names("parked", queue))[:most]
 
     def started(self, entry: StoredEntry) -> None:
-        self._save(entry)
+        self.save(entry)
 
     def stopped(self, entry: StoredEntry) -> None:
         """Nothing yet: what becomes of it is saved in the same call."""
 
     def changed(self, entry: StoredEntry) -> None:
-        self._save(entry)
+        self.save(entry)
 
     def shelve(self, entry: StoredEntry) -> None:
-        self._save(entry)
+        self.save(entry)
         most = self.retention.dead_max
         queue = self.pages.get(key("queue", entry.queue), StoredQueue)
         if entry.state is State.DEAD and most is not None and queue is not None:
             for _, job_id in self.pages.first(min(BITE, queue.dead - most), "kept", entry.queue, "dead"):
-                self.forget(self._there(job_id))
+                self.forget(self.there(job_id))
 
     def forget(self, entry: StoredEntry) -> None:
         marks, tallies = self._stored.pop(entry.job.id, (set(), []))
@@ -255,7 +216,7 @@ class StoreBook(Steps[StoredEntry, StoredBatch]):
         self._count(tallies, -1)
         self._count_queue(entry.queue, "deleted")
         self.pages.put(key("job", entry.job.id), None)
-        self._follow(entry, marks)
+        self.follow(entry, marks)
 
     def move(self, entry: StoredEntry, queue: str) -> None:
         self._count_queue(entry.queue, "deleted")
@@ -274,7 +235,7 @@ class StoreBook(Steps[StoredEntry, StoredBatch]):
 
     def of_queue(self, queue: str, most: int, upto: int) -> list[StoredEntry]:
         rows = self.pages.between(key("of", queue) + "\0", key("of", queue, upto + 1), BITE + most)
-        found = (self._there(job_id) for _, job_id in rows)
+        found = (self.there(job_id) for _, job_id in rows)
         return [entry for entry in found if entry.state is not State.RUNNING][:most]
 
     def close_queue(self, queue: str) -> None:
@@ -297,95 +258,6 @@ class StoreBook(Steps[StoredEntry, StoredBatch]):
     def remember(self, kind: str, name: str, value: bytes, until_us: int) -> None:
         self.pages.put(key("memo", kind, name), Memo(until_us, value))
         self.pages.mark(key("memo-end", until_us, kind, name))
-
-    # --- rules ---------------------------------------------------------------------------
-
-    def rule(self, kind: RuleKind, scope: Scope, name: str) -> Rule | None:
-        return self.pages.get(key("rule", kind, scope, name), Rule) if self.ruled else None
-
-    def rules(self, limit: int, after: Rule | None) -> list[Rule]:
-        start, end = _within("rule")
-        if after is not None:
-            start = key("rule", after.kind, after.scope, after.name) + "\0"
-        found: list[Rule] = []
-        while len(found) < limit and (page := self.pages.listed(Rule, start, end, limit)):
-            found += [rule for _, rule in page if not rule.is_over(self.now)]
-            start = page[-1][0] + "\0"
-        return found[:limit]
-
-    def rules_over(self, limit: int) -> list[Rule]:
-        if not self.ruled:
-            return []
-        over = [mark.split("\0", 4)[2:] for mark, _ in self.pages.until(self.now_us, limit, "rule-end")]
-        found = [self.rule(RuleKind(kind), Scope(scope), name) for kind, scope, name in over]
-        return [rule for rule in found if rule is not None]
-
-    def names_task_keys(self) -> bool:
-        if self._names_task_keys is None:
-            kinds = (RuleKind.PAUSE, RuleKind.BLOCK)
-            self._names_task_keys = any(self.pages.has("rule", kind, Scope.TASK_KEY) for kind in kinds)
-        return self._names_task_keys
-
-    def set_rule(self, rule: Rule) -> None:
-        self._keep_rule(rule.kind, rule.scope, rule.name, rule)
-        self.ruled = True
-        self.pages.table.delete(key("thaw", rule.scope, rule.name))
-        self._loosen(rule.scope, rule.name)
-
-    def remove_rule(self, rule: Rule) -> None:
-        self._keep_rule(rule.kind, rule.scope, rule.name, None)
-        self._loosen(rule.scope, rule.name)
-
-    def _keep_rule(self, kind: RuleKind, scope: Scope, name: str, rule: Rule | None) -> None:
-        """With a mark of its end, if it has one."""
-        before = self.rule(kind, scope, name)
-        if before is not None and before.until is not None:
-            self.pages.table.delete(key("rule-end", to_us(before.until), kind, scope, name))
-        if rule is not None and rule.until is not None:
-            self.pages.mark(key("rule-end", to_us(rule.until), kind, scope, name))
-        self.pages.put(key("rule", kind, scope, name), rule)
-
-    def _loosen(self, scope: Scope, name: str) -> None:
-        """Some of those that were kept back may start."""
-        room = self.room(scope, name)
-        if room is not None:
-            self._let_go(scope, name, min(room, BITE))
-        elif self.pages.has("held-by", scope, name):
-            self.pages.mark(key("thaw", scope, name))
-            self._thaw()
-
-    def _thaw(self, *queue: str) -> None:
-        """Give those that no rule names any more back to their lines, a bite; more come with the next call.
-
-        As many as are taken at once come back before, so the order stays.
-        """
-        for mark, _ in self.pages.first(FEW, "thaw"):
-            _, scope, name = mark.split("\0")
-            for _, job_id in self.pages.first(BITE, "held-by", scope, name, *queue):
-                self._release(job_id)
-            if not self.pages.has("held-by", scope, name):
-                self.pages.table.delete(mark)
-
-    def _follow(self, entry: StoredEntry, marks: set[str]) -> None:
-        """Where it stood in line, or ran, a limit may have room for another one."""
-        if self.ruled and any(mark.startswith(("line\0", "until\0")) for mark in marks):
-            for scope, name in entry.scopes()[1:]:
-                is_limited = self.ruling(RuleKind.LIMIT, scope, name) is not None
-                if is_limited and (scope, name) != entry.by and self.room(scope, name):
-                    self._let_go(scope, name, 1)
-
-    def _let_go(self, scope: Scope, name: str, most: int) -> None:
-        """The first ones of each queue: who will ask for which queue is not known."""
-        if self.pages.has("held-by", scope, name):
-            for queue in self.pages.names("held-by", scope, name)[:FEW]:
-                for _, job_id in self.pages.first(most, "held-by", scope, name, queue):
-                    self._release(job_id)
-
-    def _release(self, job_id: str) -> None:
-        entry = self._there(job_id)
-        entry.by = None
-        self._save(entry)
-        self._line_changed = True
 
     # --- batches -------------------------------------------------------------------------
 
@@ -430,28 +302,29 @@ class StoreBook(Steps[StoredEntry, StoredBatch]):
 
     def ending_last(self) -> StoredEntry | None:
         marks = self.pages.listed(str, *_within("until"), 1, backwards=True)
-        return self._there(marks[0][1]) if marks else None
+        return self.there(marks[0][1]) if marks else None
 
     def ending_first(self, after: Place, limit: int) -> list[StoredEntry]:
         marks = self.pages.between(key("until", *after) + "\0", "until\1", limit)
-        return [self._there(job_id) for _, job_id in marks]
+        return [self.there(job_id) for _, job_id in marks]
 
     def due_first(self, after: Place, limit: int) -> list[StoredEntry]:
         marks = self.pages.between(key("timer", *after) + "\0", "timer\1", limit)
-        return [self._there(job_id) for _, job_id in marks]
+        return [self.there(job_id) for _, job_id in marks]
 
     def promote(self, limit: int) -> int:
+        self.let_turns_come(limit)
         due = self.pages.until(self.now_us, limit, "timer")
         for _, job_id in due:
-            self.place(self._there(job_id))
+            self.place(self.there(job_id))
         return len(due)
 
     def lost(self, limit: int) -> list[StoredEntry]:
-        over = [self._there(job_id) for _, job_id in self.pages.until(self.now_us, limit, "until")]
+        over = [self.there(job_id) for _, job_id in self.pages.until(self.now_us, limit, "until")]
         return sorted(over, key=lambda entry: (entry.fence, entry.seq))
 
     def expired(self, limit: int) -> list[StoredEntry]:
-        over = [self._there(job_id) for _, job_id in self.pages.until(self.now_us, limit, "expiry")]
+        over = [self.there(job_id) for _, job_id in self.pages.until(self.now_us, limit, "expiry")]
         return sorted(over, key=lambda entry: entry.seq)
 
     def old_batches(self, limit: int) -> list[StoredBatch]:
@@ -461,14 +334,16 @@ class StoreBook(Steps[StoredEntry, StoredBatch]):
     def forget_old(self, limit: int) -> int:
         old = self.pages.until(self.now_us, limit, "keep")
         for _, job_id in old:
-            self.forget(self._there(job_id))
+            self.forget(self.there(job_id))
         for mark, _ in self.pages.until(self.now_us, limit, "memo-end"):
             _, _, kind, name = mark.split("\0", 3)
             self.pages.table.delete(mark)
             if self.recall(kind, name) is None:
                 self.pages.put(key("memo", kind, name), None)
         self._wipe(limit)
+        self.forget_buckets(limit)
         if self.ruled:
+            self._walk()
             self._thaw()
         return len(old) + self.records().expire(limit)
 
@@ -493,7 +368,7 @@ class StoreBook(Steps[StoredEntry, StoredBatch]):
     def next_us(self) -> int | None:
         later = [
             self.pages.between(key(kind, self.now_us + 1), kind + "\1", 1)
-            for kind in ("timer", "until", "rule-end")
+            for kind in ("timer", "until", "rule-end", "turn")
         ]
         times = [number_in(found[0][0], 1) for found in later if found]
         record_us = self.records().next_us()
@@ -528,7 +403,7 @@ class StoreBook(Steps[StoredEntry, StoredBatch]):
         found: list[StoredEntry] = []
         rows = self.pages.between(key("seq", (after or 0) + 1), "seq\1", SCAN)
         for _, job_id in rows:
-            entry = self._there(job_id)
+            entry = self.there(job_id)
             if entry.matches(where, self.now_us):
                 if len(found) == limit:
                     return Page([entry.info() for entry in found], found[-1].seq)
@@ -542,7 +417,7 @@ class StoreBook(Steps[StoredEntry, StoredBatch]):
             line = key(kind, entry.queue, -entry.job.priority)
             end = line + "\1" if entry.place is None else key(line, entry.place)
             before += len(self.pages.between(key(kind, entry.queue) + "\0", end, SCAN))
-        due = [self._there(name) for _, name in self.pages.until(self.now_us, SCAN, "due", entry.queue)]
+        due = [self.there(name) for _, name in self.pages.until(self.now_us, SCAN, "due", entry.queue)]
         return before + sum(_turn(other) < _turn(entry) for other in due)
 
     def batches(self, limit: int, after: str | None) -> list[StoredBatch]:
@@ -569,43 +444,3 @@ def _within(*prefix: str | int) -> tuple[str, str]:
 def _turn(entry: StoredEntry) -> tuple[int, bool, int, int]:
     """When it is leased, among those that are due."""
     return (-entry.job.priority, entry.place is None, entry.place or entry.due_us, entry.seq)
-
-
-def _marks(entry: StoredEntry) -> set[str]:
-    """The keys that are there because the job is as it is."""
-    queue, seq = entry.queue, entry.seq
-    marks = {key("seq", seq), key("of", queue, seq)}
-    if entry.state is State.RUNNING:
-        marks.add(key("until", entry.until_us, seq))
-    elif entry.state is not State.READY:
-        marks.add(key("kept", queue, entry.state, entry.ended_us or 0, seq))
-        marks.add(key("keep", entry.keep_us or 0, seq))
-    else:
-        marks |= _waiting_marks(entry)
-        if entry.expires_us is not None:
-            marks.add(key("expiry", entry.expires_us, seq))
-    return marks
-
-
-def _waiting_marks(entry: StoredEntry) -> set[str]:
-    if entry.place is None:
-        return {key("due", entry.queue, entry.due_us, entry.seq), key("timer", entry.due_us, entry.seq)}
-    if entry.parked:
-        return {key("parked", entry.queue, entry.job.task, -entry.job.priority, entry.seq)}
-    place = (entry.queue, -entry.job.priority, entry.place)
-    if entry.by is None:
-        return {key("line", *place)}
-    return {key("held", *place), key("held-by", *entry.by, *place)}
-
-
-def _tallies(entry: StoredEntry) -> list[Tally]:
-    """What the job is counted in."""
-    is_scheduled = entry.state is State.READY and entry.place is None
-    where = "scheduled" if is_scheduled else "parked" if entry.parked else entry.state.value
-    tallies: list[Tally] = [("queue", entry.queue, where)]
-    if entry.state is State.RUNNING:
-        tallies += [("running", scope, name) for scope, name in entry.scopes()]
-    elif entry.joined:
-        again = "retrying" if entry.has_run else "enqueued"
-        tallies.append(("batch", entry.job.batch or "", str(entry.joined), again))
-    return tallies
