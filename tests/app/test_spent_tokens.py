@@ -75,15 +75,15 @@ class AtTheOtherEnd(MemoryEngine):
     def __init__(self, *lost: int) -> None:
         super().__init__()
         self.lost = lost
-        self.tokens: list[str] = []
+        self.spent: list[str] = []
         self.forgotten: list[str] = []
         self.forgets = True
 
     async def put(self, jobs: Sequence[Envelope], *, token: str | None = None) -> list[Receipt]:
         assert token is not None
         receipts = await super().put(jobs, token=token)
-        self.tokens.append(token)
-        if len(self.tokens) in self.lost:
+        self.spent.append(token)
+        if len(self.spent) in self.lost:
             raise OutcomeUnknown("nobody knows")
         return receipts
 
@@ -111,7 +111,7 @@ async def test_what_was_answered_at_once_is_spent() -> None:
     """So an engine knows no more tokens than so many of each process, and not those of a day."""
     engine = AtTheOtherEnd()
     await _put(engine, 3 * SPENT_AT_ONCE + 5)
-    assert engine.forgotten == engine.tokens[: 3 * SPENT_AT_ONCE]
+    assert engine.forgotten == engine.spent[: 3 * SPENT_AT_ONCE]
 
 
 async def test_a_put_that_was_repeated_may_come_late_and_its_token_stays(
@@ -120,8 +120,8 @@ async def test_a_put_that_was_repeated_may_come_late_and_its_token_stays(
     monkeypatch.setattr("propolis.app.client.puts.REPEAT_AFTER", (0.001,))
     engine = AtTheOtherEnd(7)
     await _put(engine, SPENT_AT_ONCE + 1)
-    assert engine.tokens[6] == engine.tokens[7]
-    assert engine.tokens[7] not in engine.forgotten
+    assert engine.spent[6] == engine.spent[7]
+    assert engine.spent[7] not in engine.forgotten
     assert len(engine.forgotten) == SPENT_AT_ONCE
 
 

@@ -21,6 +21,7 @@ from propolis.testing.engines.clock_machine import CLOCK_MUTANTS, Timed, check_c
 from propolis.testing.engines.machine import check_engine
 from propolis.testing.engines.mutants import MUTANTS, catch
 from propolis.testing.engines.mutants.counters import Miscounting
+from propolis.testing.engines.mutants.limits import Reruled
 from propolis.testing.engines.mutants.records import RECORD_MUTANTS, WithRecords
 from propolis.testing.engines.mutants.wrapped import OneWayPut, Wrapped
 from propolis.testing.engines.record_machine import check_records
@@ -139,7 +140,7 @@ def test_a_mutant_of_an_engine_is_caught(make: Make, mutant: str, seed: int | No
 
 
 @around
-@pytest.mark.parametrize("harmless", [Wrapped, Miscounting, OneWayPut])
+@pytest.mark.parametrize("harmless", [Wrapped, Miscounting, OneWayPut, Reruled])
 def test_it_is_not_the_wrapping_that_is_caught(make: Make, harmless: type[Wrapped], seed: int | None) -> None:
     assert not catch(harmless, make, examples=16, seed=seed)
 

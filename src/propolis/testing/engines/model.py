@@ -57,10 +57,10 @@ from propolis.testing.engines.model_entries import (
     expiry,
     keep_until,
     member_state,
-    name_in,
     shown_batch,
     shown_job,
 )
+from propolis.testing.engines.model_limits import ModelLimits
 
 DEAD_FOR = timedelta(days=90)
 CANCELLED_FOR = timedelta(days=7)
@@ -86,6 +86,7 @@ class Model:
         self.tokens_until: dict[str, datetime] = {}
         self._rules: list[Rule] = []
         self.groups: dict[str, Group] = {}
+        self.limits = ModelLimits(clock, lambda: self.rules, lambda: self.jobs)
 
     # --- producers ---------------------------------------------------------------------------
 
@@ -135,6 +136,7 @@ class Model:
         tasks: Sequence[str] = (),
     ) -> list[Lease]:
         """The leases, with fences of 0: tell the real ones to `learn`."""
+        self.limits.forget_if_rules_changed()
         taken: list[Lease] = []
         for queue, want in wants.items():
             room = want if limit is None else min(want, limit - len(taken))
@@ -143,6 +145,8 @@ class Model:
             while room > 0 and (entry := self._next(queue, tasks)) is not None:
                 taken.append(self._start(entry, span, holder))
                 room -= 1
+            if room > 0:
+                self.limits.meet(entry for entry in self.line if entry.queue == queue)
         return taken
 
     def learn(self, leases: Sequence[Lease]) -> bool:
@@ -199,6 +203,7 @@ class Model:
         return Exchange(lost, self.lease(wants, span=span, holder=holder, limit=limit, tasks=tasks))
 
     def sweep(self) -> Swept:
+        self.limits.forget_if_rules_changed()
         promoted = sum(self._promote(queue) for queue in self._queues())
         lost = self._reap()
         ended = [entry for entry in lost if entry.state.terminal]
@@ -275,6 +280,10 @@ class Model:
     def holds(self, lease: Lease) -> bool:
         """Whether the lease is that of the present run, live or not yet reaped."""
         return self._held_by(lease) is not None
+
+    def takes_tokens(self) -> bool:
+        """Whether one was ever taken, so that an engine may look early for the next."""
+        return bool(self.limits.full_at)
 
     def keeps_back(self) -> bool:
         """Whether a rule may keep jobs back."""
@@ -386,6 +395,7 @@ class Model:
             self.line.append(entry)
 
     def _leave_line(self, entry: ModelEntry) -> None:
+        self.limits.met.pop(entry.job.id, None)
         if entry in self.line:
             self.line.remove(entry)
 
@@ -405,27 +415,16 @@ class Model:
             if self._is_expired(entry):
                 self._expire(entry)
                 return self._next(queue, tasks)
-            if not self._is_kept_back(entry):
+            if not self.limits.keep_back(entry):
                 return entry
         return None
 
     def _is_expired(self, entry: ModelEntry) -> bool:
         return entry.expires_at is not None and entry.expires_at <= self.now
 
-    def _is_kept_back(self, entry: ModelEntry) -> bool:
-        running = [other for other in self.jobs if other.state is State.RUNNING]
-        for rule in self.rules:
-            if rule.name != name_in(entry, rule.scope):
-                continue
-            if rule.kind in (RuleKind.PAUSE, RuleKind.BLOCK):
-                return True
-            alike = sum(name_in(other, rule.scope) == rule.name for other in running)
-            if rule.kind is RuleKind.LIMIT and alike >= rule.n:
-                return True
-        return False
-
     def _start(self, entry: ModelEntry, span: timedelta, holder: str) -> Lease:
         self._leave_line(entry)
+        self.limits.take_tokens(entry)
         entry.state, entry.parked = State.RUNNING, False
         entry.attempts += 1
         entry.holder = holder
@@ -492,15 +491,18 @@ class Model:
                 entry.failures += 1
                 entry.losses = 0
             case Snoozed(delay=delay, asked=asked):
+                self.limits.give_tokens_back(entry)
                 self._again(entry, "snoozed", delay)
                 entry.attempts -= 1
                 entry.losses = 0 if asked else entry.losses
             case Unknown():
+                self.limits.give_tokens_back(entry)
                 self._again(entry, "parked", NOW)
                 self._leave_line(entry)
                 entry.attempts -= 1
                 entry.parked = True
             case Released():
+                self.limits.give_tokens_back(entry)
                 self._again(entry, "released", NOW, fronts=fronts)
                 entry.attempts -= 1
 
@@ -712,7 +714,8 @@ class Model:
         moments = [entry.due_at for entry in self.jobs if entry.state is State.READY]
         moments += [e.lease_until for e in self.jobs if e.state is State.RUNNING and e.lease_until]
         moments += [rule.until for rule in self.rules if rule.until is not None]
-        return min((moment - self.now for moment in moments if moment > self.now), default=None)
+        spans = [moment - self.now for moment in moments if moment > self.now]
+        return min([*spans, *self.limits.tokens_in()], default=None)
 
     # --- looking -----------------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ class RetryToFront(Wrapped):
         line = [
             (await self.engine.position(info.id), info.id)
             for info in await self.every(Filter(queue=job.queue, state=State.READY, scheduled=False))
-            if info.priority == job.priority
+            if info.priority == job.priority and not info.parked
         ]
         for _, other in sorted(line):
             if other != job_id:
