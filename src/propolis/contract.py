@@ -5,7 +5,6 @@ from __future__ import annotations
 from propolis.core.batch import Batch, BatchState, BatchStatus, batch_state, callback_id, callbacks
 from propolis.core.clock import Clock, SystemClock, from_us, span_us, to_us
 from propolis.core.envelope import Envelope, UniqueUntil
-from propolis.core.feeds import Bounds, FeedEntry, FeedPage, check_follow, check_publish
 from propolis.core.ids import derive_id, new_id
 from propolis.core.job import (
     Broken,
@@ -77,12 +76,17 @@ from propolis.core.protocols import (
 )
 from propolis.core.records import (
     KEEP,
+    Bounds,
     Change,
+    FeedEntry,
+    FeedPage,
     Read,
     Record,
     Refusal,
     Swap,
     Swapped,
+    check_follow,
+    check_publish,
     check_read,
     check_swaps,
 )

@@ -33,8 +33,8 @@ CORE = [
     ["job"],
     ["policy", "schedule", "transitions", "wire"],
     ["records"],
-    ["feeds"],
     ["protocols"],
+    ["limits"],
 ]
 INPUT_AND_OUTPUT = [
     "asyncio",

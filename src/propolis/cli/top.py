@@ -38,7 +38,7 @@ class View(Struct, frozen=True):
     running: list[JobInfo]
 
 
-class Rate(Struct, frozen=True):
+class Speed(Struct, frozen=True):
     """Jobs per second that came and that ended."""
 
     put: float
@@ -88,14 +88,14 @@ async def watch(session: Session, seconds: float) -> None:
                 await asyncio.wait_for(ended.wait(), seconds)
 
 
-def rates_between(before: View, after: View) -> dict[str, Rate]:
+def rates_between(before: View, after: View) -> dict[str, Speed]:
     """The rates of each queue.  A job has ended if it neither waits nor runs, whether it is kept or not."""
     seconds = (after.at - before.at).total_seconds()
     rates = {}
     for queue, now in after.counts.items():
         then = before.counts.get(queue, Counts())
         put, ended = now.put - then.put, _ended(now) - _ended(then)
-        rates[queue] = Rate(max(0, put) / seconds, max(0, ended) / seconds) if seconds > 0 else Rate(0, 0)
+        rates[queue] = Speed(max(0, put) / seconds, max(0, ended) / seconds) if seconds > 0 else Speed(0, 0)
     return rates
 
 
@@ -111,7 +111,7 @@ def document(view: View) -> dict[str, Any]:
     }
 
 
-def frame(url: str, view: View, rates: dict[str, Rate], room: int) -> Group:
+def frame(url: str, view: View, rates: dict[str, Speed], room: int) -> Group:
     from rich.console import Group
     from rich.text import Text
 
@@ -125,7 +125,7 @@ def frame(url: str, view: View, rates: dict[str, Rate], room: int) -> Group:
     return Group(head, Text(), queues, Text(), running)
 
 
-def queue_row(name: str, states: Iterable[str], view: View, rates: dict[str, Rate]) -> list[Cell]:
+def queue_row(name: str, states: Iterable[str], view: View, rates: dict[str, Speed]) -> list[Cell]:
     counts, rate = view.counts[name], rates.get(name)
     speed: list[Cell] = ["–", "–"] if rate is None else [rate.put, rate.ended]
     return [name, *(getattr(counts, state) for state in states), *speed]

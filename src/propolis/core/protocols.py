@@ -22,9 +22,8 @@ from msgspec.structs import replace
 
 from propolis.core.batch import Batch, BatchStatus
 from propolis.core.envelope import Envelope
-from propolis.core.feeds import KEEP_BYTES, KEEP_ENTRIES, KEEP_FOR, FeedPage
 from propolis.core.job import Done, JobInfo, Lease, Member, Outcome, Progress, State
-from propolis.core.records import Read, Swap, Swapped
+from propolis.core.records import KEEP_BYTES, KEEP_ENTRIES, KEEP_FOR, FeedPage, Read, Swap, Swapped
 from propolis.errors import BadSetting
 
 KNOWN_FOR = timedelta(days=1)  # how long put tokens and chosen ids are remembered, at least (I1)
@@ -598,7 +597,7 @@ class Records(Protocol):
 
 @runtime_checkable
 class Feeds(Protocol):
-    """An engine that keeps bounded logs which others follow: see `core.feeds`."""
+    """An engine that keeps bounded logs which others follow: see `core.records`."""
 
     dropped: int  # entries that this handle dropped, or that nobody confirmed
 

@@ -14,7 +14,7 @@ from propolis import App
 from propolis.cli.console.job_views import Shape, redacted, shape
 from propolis.cli.console.output import clean, shown_span
 from propolis.cli.console.values import moment, span, when
-from propolis.cli.top import Rate, View, rates_between
+from propolis.cli.top import Speed, View, rates_between
 from propolis.cli.worker import Order, declared, lane
 from propolis.core.protocols import Counts
 from propolis.engines.address import masked_text
@@ -208,14 +208,14 @@ def test_rates_count_what_came_and_what_ended_whether_it_was_kept_or_not() -> No
     """S1.33."""
     before = View(NOW, {"mail": Counts(ready=10, put=10)}, [])
     after = View(NOW + timedelta(seconds=2), {"mail": Counts(ready=4, done=1, put=14, deleted=9)}, [])
-    assert rates_between(before, after) == {"mail": Rate(put=2, ended=5)}
+    assert rates_between(before, after) == {"mail": Speed(put=2, ended=5)}
 
 
 def test_a_rate_is_never_negative_nor_divided_by_nothing() -> None:
     before = View(NOW, {"mail": Counts(dead=5, put=5)}, [])
     replayed = View(NOW + timedelta(seconds=1), {"mail": Counts(ready=5, put=5)}, [])
-    assert rates_between(before, replayed) == {"mail": Rate(0, 0)}
-    assert rates_between(before, before) == {"mail": Rate(0, 0)}
+    assert rates_between(before, replayed) == {"mail": Speed(0, 0)}
+    assert rates_between(before, before) == {"mail": Speed(0, 0)}
 
 
 def test_a_log_message_is_one_line_whatever_is_in_it() -> None:

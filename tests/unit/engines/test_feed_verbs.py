@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from propolis.core.feeds import Bounds
+from propolis.core.records import Bounds
 from propolis.engines.shared.feed_verbs import AT_ONCE, FeedVerbs
 
 

@@ -17,11 +17,12 @@ from propolis.core.protocols import Engine, Rule, RuleKind, Scope
 from propolis.engines.memory import MemoryEngine
 from propolis.errors import BatchSealed, QueueFull
 from propolis.testing.clock import FakeClock
-from propolis.testing.engines import model as model_file
-from propolis.testing.engines import model_entries as entries_file
 from propolis.testing.engines.machine import Difference, check_engine
-from propolis.testing.engines.model import Model
-from propolis.testing.engines.model_entries import Refused
+from propolis.testing.engines.model import entries as entries_file
+from propolis.testing.engines.model import limits as limits_file
+from propolis.testing.engines.model import model as model_file
+from propolis.testing.engines.model.entries import Refused
+from propolis.testing.engines.model.model import Model
 from propolis.testing.engines.mutants.order import LastInFirstOut
 from propolis.testing.engines.samples import HOLDER, SPAN, a_job
 
@@ -44,14 +45,13 @@ def line(model: Model) -> list[str]:
     return [lease.id for lease in model.lease({"default": 10}, span=SPAN, holder=HOLDER)]
 
 
-@pytest.mark.parametrize("module", [model_file, entries_file])
+@pytest.mark.parametrize("module", [model_file, entries_file, limits_file])
 def test_the_model_shares_no_code_with_the_engines(module: ModuleType) -> None:
     source = ast.parse(Path(module.__file__ or "").read_text("utf-8"))
     imported = [node.module or "" for node in ast.walk(source) if isinstance(node, ast.ImportFrom)]
 
-    assert [
-        module for module in imported if module.startswith(("propolis.core.transitions", "propolis.engines"))
-    ] == []
+    decisions = ("propolis.core.transitions", "propolis.core.limits", "propolis.engines")
+    assert [module for module in imported if module.startswith(decisions)] == []
 
 
 def test_jobs_are_leased_by_priority_and_then_in_the_order_of_their_puts(model: Model) -> None:

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from typing import Self
 
 from propolis.core.clock import Clock
-from propolis.core.feeds import Bounds
 from propolis.core.protocols import Durability
+from propolis.core.records import Bounds
 from propolis.core.transitions import RETENTION, Retention
 from propolis.engines.address import Address
 from propolis.engines.memory.book import Book

@@ -8,7 +8,7 @@ from datetime import timedelta
 from itertools import chain, repeat
 
 from propolis.core.clock import span_us
-from propolis.core.feeds import Bounds, FeedEntry, FeedPage
+from propolis.core.records import Bounds, FeedEntry, FeedPage
 from propolis.engines.postgres.client import PostgresLink
 from propolis.engines.postgres.hints import Notifications
 from propolis.engines.shared.feed_verbs import POLL, After, FeedVerbs, Hears, Pages, heard_by

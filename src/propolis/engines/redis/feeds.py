@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from propolis.core.clock import span_us
-from propolis.core.feeds import Bounds, FeedEntry, FeedPage
+from propolis.core.records import Bounds, FeedEntry, FeedPage
 from propolis.engines.redis.client.link import Link
 from propolis.engines.shared.feed_verbs import After, FeedVerbs, Hears, Pages
 

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from datetime import timedelta
 from typing import Protocol
 
-from propolis.core.feeds import (
+from propolis.core.records import (
     KEEP_BYTES,
     KEEP_ENTRIES,
     KEEP_FOR,

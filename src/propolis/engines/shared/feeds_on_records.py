@@ -17,9 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from propolis.core.clock import to_us
-from propolis.core.feeds import Bounds, FeedEntry, FeedPage
 from propolis.core.protocols import Records
-from propolis.core.records import MAX_VALUE, Change, Read, Record, Swap
+from propolis.core.records import MAX_VALUE, Bounds, Change, FeedEntry, FeedPage, Read, Record, Swap
 from propolis.engines.shared.feed_verbs import After, FeedVerbs, Pages
 
 HEADS = "feed"

@@ -19,7 +19,6 @@ from propolis.core.batch import Batch, BatchStatus
 from propolis.core.clock import Clock, SystemClock, from_us, span_until, to_us
 from propolis.core.duration import Duration, duration
 from propolis.core.envelope import Envelope
-from propolis.core.feeds import Bounds
 from propolis.core.job import JobInfo, Lease, Member, Outcome
 from propolis.core.protocols import (
     LIMIT_SCOPES,
@@ -37,7 +36,7 @@ from propolis.core.protocols import (
     Scope,
     Swept,
 )
-from propolis.core.records import Read, ReadOptions, Swap, Swapped, check_read, check_swaps
+from propolis.core.records import Bounds, Read, ReadOptions, Swap, Swapped, check_read, check_swaps
 from propolis.core.transitions import RETENTION, Retention
 from propolis.engines.address import Address
 from propolis.engines.shared import feeds_on_records

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from propolis.core.feeds import FeedPage
 from propolis.core.protocols import Engine, Feeds, Records
-from propolis.core.records import KEEP, Change, Keep, Read, Record, Swap, Swapped
+from propolis.core.records import KEEP, Change, FeedPage, Keep, Read, Record, Swap, Swapped
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines.lives import live
 from propolis.testing.engines.machine import Difference, MadeCall

@@ -21,7 +21,6 @@ from msgspec.structs import replace
 from propolis.core.batch import Batch, BatchStatus
 from propolis.core.clock import Clock
 from propolis.core.envelope import Envelope
-from propolis.core.feeds import Bounds
 from propolis.core.job import JobInfo, Lease, Member, Outcome, State
 from propolis.core.protocols import (
     LIMIT_SCOPES,
@@ -40,7 +39,7 @@ from propolis.core.protocols import (
     Scope,
     Swept,
 )
-from propolis.core.records import Read, ReadOptions, Swap, Swapped, check_swaps
+from propolis.core.records import Bounds, Read, ReadOptions, Swap, Swapped, check_swaps
 from propolis.core.transitions import RETENTION, Retention
 from propolis.engines.address import Address
 from propolis.engines.redis.client.dialler import Credentials

@@ -14,7 +14,6 @@ from propolis.core import wire
 from propolis.core.batch import Batch, BatchStatus
 from propolis.core.clock import Clock, SystemClock, from_us, span_us, to_us
 from propolis.core.envelope import Envelope
-from propolis.core.feeds import Bounds
 from propolis.core.job import JobInfo, Lease, Member, Outcome, State
 from propolis.core.limits import rate_in, too_many_prefixes
 from propolis.core.protocols import (
@@ -35,7 +34,7 @@ from propolis.core.protocols import (
     Swept,
     Tokens,
 )
-from propolis.core.records import Read, ReadOptions, Swap, Swapped, check_read, check_swaps
+from propolis.core.records import Bounds, Read, ReadOptions, Swap, Swapped, check_read, check_swaps
 from propolis.engines.shared import feeds_on_records
 from propolis.engines.shared.book.steps import Steps
 from propolis.engines.shared.feed_verbs import After, FeedVerbs, Pages

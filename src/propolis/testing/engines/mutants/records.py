@@ -8,9 +8,8 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from propolis.core.feeds import FeedPage
 from propolis.core.protocols import Engine, Feeds, Records, Swept
-from propolis.core.records import Change, Read, Swap, Swapped
+from propolis.core.records import Change, FeedPage, Read, Swap, Swapped
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines.mutants.wrapped import Wrapped
 

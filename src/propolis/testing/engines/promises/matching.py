@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -26,9 +27,9 @@ from propolis.testing.engines.steps import (
 EACH_KEY = task_key("tests.echo", "*")
 
 
-def a_limit(name: str, n: int, **said: object) -> Rule:
+def a_limit(name: str, n: int, **fields: Any) -> Rule:
     """For a key, or for each that begins so."""
-    return Rule(RuleKind.LIMIT, Scope.KEY, name, n, **said)  # type: ignore[arg-type]  # any of its fields
+    return Rule(RuleKind.LIMIT, Scope.KEY, name, n, **fields)
 
 
 def for_each_key(n: int, task: str = "tests.echo") -> Rule:

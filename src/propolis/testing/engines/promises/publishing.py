@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import pytest
 
-from propolis.core.feeds import MAX_ENTRY, MAX_PUBLISH, FeedPage
 from propolis.core.protocols import Feeds
+from propolis.core.records import MAX_ENTRY, MAX_PUBLISH, FeedPage
 from propolis.errors import BadSetting, RecordTooLarge
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines.steps import A_MOMENT, HOUR

@@ -47,7 +47,7 @@ from propolis.core.protocols import (
 from propolis.core.wire import encode
 from propolis.errors import BatchSealed, PropolisError, QueueFull, UnknownBatch
 from propolis.testing.clock import FakeClock
-from propolis.testing.engines.model_entries import (
+from propolis.testing.engines.model.entries import (
     Group,
     ModelEntry,
     Part,
@@ -60,7 +60,7 @@ from propolis.testing.engines.model_entries import (
     shown_batch,
     shown_job,
 )
-from propolis.testing.engines.model_limits import ModelLimits
+from propolis.testing.engines.model.limits import ModelLimits
 
 DEAD_FOR = timedelta(days=90)
 CANCELLED_FOR = timedelta(days=7)
@@ -280,10 +280,6 @@ class Model:
     def holds(self, lease: Lease) -> bool:
         """Whether the lease is that of the present run, live or not yet reaped."""
         return self._held_by(lease) is not None
-
-    def takes_tokens(self) -> bool:
-        """Whether one was ever taken, so that an engine may look early for the next."""
-        return bool(self.limits.full_at)
 
     def keeps_back(self) -> bool:
         """Whether a rule may keep jobs back."""

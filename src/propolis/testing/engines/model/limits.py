@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from propolis.core.job import State
 from propolis.core.protocols import Rule, RuleKind, Scope, task_key
 from propolis.testing.clock import FakeClock
-from propolis.testing.engines.model_entries import ModelEntry, name_in
+from propolis.testing.engines.model.entries import ModelEntry, name_in
 
 Place = tuple[Scope, str]
 Held = tuple[Place, Rule]  # what a limit counts, and the limit

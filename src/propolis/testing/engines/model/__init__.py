@@ -1,0 +1,1 @@
+"""The contract as a program, which engines are compared with."""
