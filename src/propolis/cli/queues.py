@@ -9,13 +9,21 @@ from typing import Any, TypedDict, TypeVar, Unpack
 import click
 from msgspec.structs import asdict
 
+from propolis.app.operate.limits import LimitUse, soon
 from propolis.app.operate.rules import every_rule, named, place_of, state_under, strongest_first
 from propolis.cli.console.output import counted, shown_span
-from propolis.cli.console.rule_views import RULE_COLUMNS, described, fields_of, row_of_rule
+from propolis.cli.console.rule_views import (
+    RULE_COLUMNS,
+    described,
+    fields_of,
+    rate_of_rule,
+    row_of_rule,
+    scope_in_words,
+)
 from propolis.cli.console.session import PROBLEMS, Session, looks_at_app, on_app
 from propolis.cli.console.values import when
 from propolis.core.job import State
-from propolis.core.protocols import Counts, Filter, KnowsOldest, Rule, RuleKind, Rules, Scope
+from propolis.core.protocols import UNBOUNDED, Counts, Filter, KnowsOldest, Rule, RuleKind, Rules, Scope
 
 
 class Reason(TypedDict):
@@ -274,7 +282,9 @@ async def list_(session: Session) -> None:
 
 @limits.command()
 @names_limited
-@click.option("--at-once", type=int, required=True, help="So many of them run at once, at most.")
+@click.option("--at-once", type=int, help="So many of them run at once, at most.")
+@click.option("--rate", help="They start so often, at most: 10/s, 100/min, 5/2h.")
+@click.option("--burst", type=int, help="So many starts may be saved up.  [1]")
 @says_why
 @on_app
 async def put(
@@ -282,11 +292,18 @@ async def put(
     key: str | None,
     task: str | None,
     queue: str | None,
-    at_once: int,
+    at_once: int | None,
+    rate: str | None,
+    burst: int | None,
     **reason: Unpack[Reason],
 ) -> None:
-    """Let at most so many jobs of a key, a task or a queue run at once; the others keep their places."""
-    changed = await session.limits.aput(key, task=task, queue=queue, at_once=at_once, **reason)
+    """Let at most so many jobs of a key, a task or a queue run at once; the others keep their places.
+
+    A KEY that ends with * is each key that begins so.
+    """
+    changed = await session.limits.aput(
+        key, task=task, queue=queue, at_once=at_once, rate=rate, burst=burst, **reason
+    )
     await report(session, place_of(queue, task, key), "limited", changed, "it was limited: it says this now")
 
 
@@ -294,28 +311,36 @@ async def put(
 @names_limited
 @looks_at_app
 async def get(session: Session, key: str | None, task: str | None, queue: str | None) -> int | None:
-    """Show a limit, which jobs run under it, and how many wait."""
+    """Show the limit that holds, which jobs run under it, and how many wait."""
     use = await session.limits.aget(key, task=task, queue=queue)
     if use is None:
         session.out.note("there is no such limit")
         return PROBLEMS
-    more = " or more" if use.more else ""
-    session.out.document(
-        fields_of(use.rule) | {"running": list(use.running), "waiting": use.waiting, "more": use.more}
-    )
-    session.out.fields(
-        {
-            use.rule.scope.value: use.rule.name,
-            "running": f"{len(use.running)}{more} of {use.rule.n}",
-            "waiting": f"{use.waiting}{more}",
-            "jobs": ", ".join(use.running),
-            "by": use.rule.by,
-            "since": use.rule.at,
-            "until": use.rule.until,
-            "why": use.rule.why,
-        }
-    )
+    tokens = use.tokens
+    left = {} if tokens is None else {"tokens": tokens.free, "next_in": tokens.next_in.total_seconds()}
+    used = {"running": list(use.running), "waiting": use.waiting, "more": use.more}
+    session.out.document(fields_of(use.rule) | used | left)
+    session.out.fields(shown_use(use))
     return None
+
+
+def shown_use(use: LimitUse) -> dict[str, str | datetime | None]:
+    rule, more = use.rule, " or more" if use.more else ""
+    of = "" if rule.n == UNBOUNDED else f" of {rule.n}"
+    left = use.tokens
+    next_in = "" if left is None else f"none, next in {soon(left.next_in)}"
+    return {
+        scope_in_words(rule): rule.name,
+        "running": f"{len(use.running)}{more}{of}",
+        "rate": rate_of_rule(rule),
+        "left": str(left.free) if left is not None and left.free else next_in,
+        "waiting": f"{use.waiting}{more}",
+        "jobs": ", ".join(use.running),
+        "by": rule.by,
+        "since": rule.at,
+        "until": rule.until,
+        "why": rule.why,
+    }
 
 
 @limits.command()

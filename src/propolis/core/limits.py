@@ -6,13 +6,20 @@ as time passes, and a bucket that is full need not be kept.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from datetime import timedelta
+from fractions import Fraction
 
 from msgspec import Struct
 
-from propolis.core.clock import from_us, span_us
+from propolis.core.clock import MICROSECOND, from_us, span_us
+from propolis.core.duration import duration
 from propolis.core.protocols import EACH, MAX_PREFIXES, Rule, Tokens
 from propolis.errors import BadSetting
+
+_RATE = re.compile(r" *(\d+(?:\.\d+)?) */ *(\S.*?) *")
+_UNITS = {name: duration(f"1{name[0]}") for name in ("s", "min", "h", "d")}
 
 
 class Rate(Struct, frozen=True):
@@ -75,3 +82,23 @@ def too_many_prefixes(name: str) -> BadSetting:
         f"a limit on {name!r} would be one for many keys beside {MAX_PREFIXES} others: remove some, or limit "
         f"the keys themselves"
     )
+
+
+def every_of(rate: str) -> timedelta:
+    """How often a job may start: "100/min" is once in 0.6 s, and "1/10s" in 10 s; never too often."""
+    found = _RATE.fullmatch(str(rate))
+    if found is None or not float(found[1]):
+        raise BadSetting(
+            f"a rate of {rate!r}?  Write how many in which time, such as '10/s', '100/min' or '5/2h'"
+        )
+    span = _UNITS.get(found[2]) or duration(found[2] if found[2][0].isdigit() else f"1{found[2]}")
+    return -(-span_us(span) // Fraction(found[1])) * MICROSECOND
+
+
+def rate_text(every: timedelta) -> str:
+    """As people write it: "100/min"."""
+    for unit, span in _UNITS.items():
+        number = round(span / every)
+        if number > 0 and every_of(f"{number}/{unit}") == every:
+            return f"{number}/{unit}"
+    return f"1/{every.total_seconds():.15g}s"

@@ -24,3 +24,20 @@ def test_limits_are_put_shown_and_removed_as_the_page_has_it(
     assert queue.startswith("queue crm 100 ben 20")
     assert task == "task crm.sync 50 anna None their server is small"
     assert answers == "False True"
+
+
+def test_rates_and_limits_for_many_keys_are_put_as_the_page_has_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    exec(compile(PROGRAMS[1], "limits.py", "exec"), {"__name__": "limits"})
+
+    exact, prefix, task = capsys.readouterr().out.splitlines()
+    assert exact == "key 'tenant:7' runs 0 of 20 and may start 1 at once at its rate of 1000/min"
+    assert prefix.startswith("key 'tenant:8', by the limit on key 'tenant:*', runs 0 of 3 and may start 20 ")
+    assert task == "key 'user:1', by the limit on each key of task 'export', runs 0 of 5"
+
+
+def test_a_rate_limited_service_is_called_as_often_as_it_allows(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(PROGRAMS[2], "limits.py", "exec"), {"__name__": "limits"})
+
+    assert capsys.readouterr().out == "[10, 10, 5]\n"

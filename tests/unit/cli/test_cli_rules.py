@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from propolis.app.client import client as client_module
 from propolis.app.operate.rules import whoever_runs_this
 from propolis.cli import main
 from propolis.engines import open_engine
+from propolis.engines.memory import MemoryEngine
+from propolis.testing.clock import FakeClock
 
 
 class Shell:
@@ -119,5 +122,41 @@ def test_a_limit_is_shown_with_its_use_and_all_are_listed(shell: Shell) -> None:
     assert [rule["name"] for rule in shell.json("limits")] == ["tenant:7", "mail.send"]
     assert shell("limits", "list").stdout == shell("limits").stdout
     assert [rule["kind"] for rule in shell.json("rules")] == ["pause", "limit", "limit"]
-    assert "reserved for prefixes" in shell("limits", "put", "tenant:*", "--at-once", "3", code=2).stderr
     assert "What is limited" not in shell("limits", "put", "--at-once", "3", code=2).stdout
+
+
+@pytest.fixture
+def rated_shell(monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """On an engine that keeps rates, the same for all commands."""
+    engine = MemoryEngine(clock=FakeClock())
+    monkeypatch.setattr(client_module, "make_engine", lambda *_, **__: engine)
+    return Shell("memory://")
+
+
+def test_rates_and_limits_for_many_keys_are_put_shown_and_removed(rated_shell: Shell) -> None:
+    shell = rated_shell
+    shell("limits", "put", "tenant:*", "--at-once", "3", "--rate", "100/min", "--burst", "20")
+    shell("limits", "put", "--task", "mail.send", "--rate", "5/s")
+    assert shell("limits", "put", "*", "--task", "mail.send", "--rate", "1/h").stdout.endswith(": limited\n")
+
+    rules = [line.split("  ")[0] for line in shell("limits").stdout.splitlines()[1:]]
+    assert rules == ["limit 3 100/min, 20 saved up", "limit 5/s", "limit 1/h"]
+    of_key, of_task, of_each = shell.json("limits")
+    assert (of_key["n"], of_key["rate"], of_key["burst"]) == (3, "100/min", 20)
+    assert (of_task["n"], of_task["rate"], of_task["task"]) == (None, "5/s", "mail.send")
+    assert (of_each["rate"], of_each["task"], of_each["key"]) == ("1/h", "mail.send", "*")
+
+    shown = shell("limits", "get", "tenant:7").stdout
+    assert dict(line.split(maxsplit=1) for line in shown.splitlines() if "since" not in line) == {
+        "key": "tenant:*",
+        "running": "0 of 3",
+        "rate": "100/min, 20 saved up",
+        "left": "20",
+        "waiting": "0",
+        "by": whoever_runs_this(),
+    }
+    [use] = shell.json("limits", "get", "--task", "mail.send")
+    assert (use["tokens"], use["next_in"]) == (1, 0.0)
+    assert "how many in which time" in shell("limits", "put", "k", "--rate", "often", code=2).stderr
+    assert shell("limits", "remove", "tenant:*").stdout == "tenant:*: unlimited\n"
+    assert "no such limit" in shell("limits", "get", "tenant:7", code=1).stderr

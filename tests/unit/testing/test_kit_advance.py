@@ -239,3 +239,49 @@ async def test_the_clock_starts_where_the_test_wants_it(app: App) -> None:
         assert t.now == t.clock.now == start
         await t.advance("51s")
         assert t.now == start + timedelta(seconds=51)
+
+
+# --- limits ------------------------------------------------------------------------------
+
+
+async def test_rates_let_jobs_start_at_their_times(app: App) -> None:
+    """And not one microsecond early."""
+    started: list[tuple[str, float]] = []
+
+    @app.task
+    async def call(key: str) -> None:
+        started.append((key, (t.now - begin).total_seconds()))
+
+    async with app.test() as t:
+        begin = t.now
+        await app.limits.aput("k:*", rate="100/s", burst=3)
+        for n in range(50):
+            await call.using(key=f"k:{n % 2}").aenqueue(f"k:{n % 2}")
+        assert await t.drain() == 6
+        assert await t.advance(timedelta(microseconds=9999)) == 0
+        assert await t.advance(timedelta(microseconds=1)) == 2
+        assert await t.advance("1s") == 42
+
+    for key in ("k:0", "k:1"):
+        times = [at for of, at in started if of == key]
+        assert times == [0.0] * 3 + [round(n / 100, 6) for n in range(1, 23)]
+
+
+async def test_limits_let_so_many_run_at_once(app: App) -> None:
+    running: list[int] = []
+    most = 0
+
+    @app.task
+    async def work(n: int) -> None:
+        nonlocal most
+        running.append(n)
+        most = max(most, len(running))
+        await asyncio.sleep(0)
+        running.remove(n)
+
+    async with app.test() as t:
+        await app.limits.aput(task=work.name, at_once=3)
+        for n in range(20):
+            await work.aenqueue(n)
+        assert await t.drain() == 20
+    assert most == 3

@@ -71,6 +71,6 @@ async def _by_rules(engine: Inspects, info: JobInfo, now: datetime) -> tuple[lis
         if rule.kind is not RuleKind.LIMIT:
             reasons.append(f"{named(rule)} is {state_of(rule).value} {words_about(rule, now)}")
             continue
-        use = await use_of(engine, rule)
+        use = await use_of(engine, rule, info.key)
         (beside if use.has_room else reasons).append(f"{use}; limited {words_about(rule, now)}")
     return reasons, beside

@@ -14,8 +14,9 @@ from msgspec.structs import force_setattr
 
 from propolis.core import wire
 from propolis.core.duration import Duration, duration
+from propolis.core.limits import longest_prefix
 from propolis.core.protocols import (
-    LIMIT_SCOPES,
+    EACH,
     MAX_BY,
     Rule,
     RuleKind,
@@ -59,13 +60,45 @@ async def every_rule(engine: Rules) -> AsyncIterator[Rule]:
 
 async def rule_at(engine: Rules, kind: RuleKind, scope: Scope, name: str) -> Rule | None:
     """The one of this kind, scope and name, however many there are."""
-    last = Rule(kind, scope, name)
+    rule = await _first_from(engine, kind, scope, name)
+    return rule if rule is not None and rule.name == name else None
+
+
+async def _first_from(engine: Rules, kind: RuleKind, scope: Scope, name: str) -> Rule | None:
+    """The first of this kind and scope whose name is this one, or comes after it."""
+    last = Rule(kind, Scope.QUEUE, "")
+    force_setattr(last, "scope", scope)
     force_setattr(last, "name", _just_before(name))  # a place where to begin, and no rule
     while page := await engine.rules(limit=1, after=last):
         [last] = page
-        if (last.kind, last.scope, last.name) >= (kind, scope, name):
-            return last if (last.kind, last.scope, last.name) == (kind, scope, name) else None
+        if (last.kind, last.scope) != (kind, scope):
+            return None
+        if last.name >= name:
+            return last
     return None
+
+
+async def limit_of_key(engine: Rules, key: str, task: str | None) -> Rule | None:
+    """The limit that holds for a key, of jobs of a task: few calls, however many limits on keys there are."""
+    found: list[Rule] = []
+    first: Rule | None = None  # that is not before the names that were asked for
+    for name in sorted({key, *(f"{key[:length]}{EACH}" for length in range(len(key) + 1))}):
+        if first is None or first.name < name:
+            first = await _first_from(engine, RuleKind.LIMIT, Scope.KEY, name)
+        if first is None:
+            break
+        if first.name == name:
+            found.append(first)
+    if (held := _limit_among(found, key)) is not None or task is None:
+        return held
+    return await rule_at(engine, RuleKind.LIMIT, Scope.TASK_KEY, task_key(task, EACH))
+
+
+def _limit_among(rules: Iterable[Rule], key: str) -> Rule | None:
+    """Of limits on keys the one that holds for this key: that of exactly it, else of its longest prefix."""
+    exact = [rule for rule in rules if rule.name == key and rule.prefix is None]
+    prefixes = [rule for rule in rules if rule.prefix is not None]
+    return exact[0] if exact else longest_prefix(prefixes, key)
 
 
 def _just_before(name: str) -> str:
@@ -85,16 +118,29 @@ async def rules_about(engine: Rules, queue: str | None, task: str | None, key: s
     """
     page = await engine.rules(limit=_PAGE)
     if len(page) < _PAGE:
-        return [rule for rule in page if applies(rule, queue, task, key)]
+        return [*(rule for rule in page if applies(rule, queue, task, key)), *_of_key(page, task, key)]
     both = None if task is None or key is None else task_key(task, key)
     places = [(Scope.KEY, key), (Scope.QUEUE, queue), (Scope.TASK, task), (Scope.TASK_KEY, both)]
     found = [
         await rule_at(engine, kind, scope, name)
         for kind in sorted(_STATES)
         for scope, name in places
-        if name is not None and (kind is not RuleKind.LIMIT or scope in LIMIT_SCOPES)
+        if name is not None and (kind is not RuleKind.LIMIT or scope in (Scope.QUEUE, Scope.TASK))
     ]
+    if key is not None:
+        found.append(await limit_of_key(engine, key, task))
     return [rule for rule in found if rule is not None]
+
+
+def _of_key(rules: list[Rule], task: str | None, key: str | None) -> list[Rule]:
+    """The limit that holds for a key, where all rules are known."""
+    limits = [rule for rule in rules if rule.kind is RuleKind.LIMIT]
+    if key is None:
+        return []
+    if (held := _limit_among([rule for rule in limits if rule.scope is Scope.KEY], key)) is not None:
+        return [held]
+    each_key = None if task is None else task_key(task, EACH)
+    return [rule for rule in limits if rule.scope is Scope.TASK_KEY and rule.name == each_key]
 
 
 def place_of(name: str | None, task: str | None, key: str | None) -> tuple[Scope, str]:
@@ -115,8 +161,12 @@ def place_of(name: str | None, task: str | None, key: str | None) -> tuple[Scope
 
 
 def applies(rule: Rule, queue: str | None, task: str | None, key: str | None) -> bool:
-    """Whether leasing obeys it for jobs of this queue, this task and this key, as far as they are given."""
-    if rule.kind is RuleKind.CAP:
+    """Whether leasing obeys it for jobs of this queue, this task and this key, as far as they are given.
+
+    It is not asked of limits on keys, of which only one holds.
+    """
+    is_of_keys = rule.scope in (Scope.KEY, Scope.TASK_KEY)
+    if rule.kind is RuleKind.CAP or (rule.kind is RuleKind.LIMIT and is_of_keys):
         return False
     match rule.scope:
         case Scope.QUEUE:
@@ -147,6 +197,8 @@ def named(rule: Rule) -> str:
     """What it is for, in words."""
     if rule.scope is Scope.TASK_KEY:
         task, key = task_and_key(rule.name)
+        if key == EACH:
+            return f"each key of task {task!r}"
         return f"task {task!r} of key {key!r}"
     return f"{rule.scope.value} {rule.name!r}"
 
