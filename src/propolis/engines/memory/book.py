@@ -87,6 +87,7 @@ class Book(Steps[MemoryEntry, MemoryBatch]):
 
     def lease(self, claim: ClaimTerms) -> list[Lease]:
         self._waiters.looked(claim.wants)
+        self._forget_turns()
         return super().lease(claim)
 
     def take(self, queue: str, want: int) -> Iterator[MemoryEntry]:
@@ -196,8 +197,18 @@ class Book(Steps[MemoryEntry, MemoryBatch]):
     def await_token(self, scope: Scope, name: str, at_us: int) -> None:
         self._turns[scope, name] = at_us
 
+    def _forget_turns(self) -> bool:
+        """Those that have come; were there some?"""
+        if (self.next_token_us() or self.now_us + 1) > self.now_us:
+            return False
+        self._turns = {place: at_us for place, at_us in self._turns.items() if at_us > self.now_us}
+        return True
+
     def awaits_tokens(self) -> bool:
         return bool(self._turns)
+
+    def next_token_us(self) -> int | None:
+        return min(self._turns.values(), default=None)
 
     def follow_turns(self, after: str, limit: int) -> str | None:  # noqa: ARG002  # all of them
         self._turns.clear()  # until somebody looks
@@ -262,8 +273,7 @@ class Book(Steps[MemoryEntry, MemoryBatch]):
 
     def promote(self, limit: int) -> int:
         promoted = 0
-        if min(self._turns.values(), default=self.now_us + 1) <= self.now_us:
-            self._turns = {place: at_us for place, at_us in self._turns.items() if at_us > self.now_us}
+        if self._forget_turns():
             self._waiters.wake()
         for name, lines in self.lines.items():
             if found := lines.promote(self.now_us, limit - promoted):

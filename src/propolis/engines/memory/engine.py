@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
 
-from propolis.core.clock import Clock
+from propolis.core.clock import Clock, span_until
 from propolis.core.protocols import Durability
 from propolis.core.records import Bounds
 from propolis.core.transitions import RETENTION, Retention
@@ -77,7 +77,10 @@ class MemoryEngine(BookEngine):
         self._feed_waiters.wake_waiting()
 
     async def wait(self, queues: Sequence[str], timeout: float) -> bool:
-        return await self._waiters.wait(queues, timeout)
+        with self._gate as book:
+            left = span_until(book.next_token_us(), book.now_us)
+        seconds = timeout if left is None else min(timeout, left.total_seconds())
+        return await self._waiters.wait(queues, seconds) or seconds < timeout
 
     async def append_entries(self, feed: str, entries: Sequence[bytes], bounds: Bounds) -> int | None:
         number = await super().append_entries(feed, entries, bounds)

@@ -153,6 +153,10 @@ class Keeping(ABC, Generic[E, B]):
         """Does anybody?"""
 
     @abstractmethod
+    def next_token_us(self) -> int | None:
+        """When the first one comes that somebody waits for."""
+
+    @abstractmethod
     def follow_turns(self, after: str, limit: int) -> str | None:
         """Look anew when tokens come that are awaited, a bite; where to go on, if there are more."""
 

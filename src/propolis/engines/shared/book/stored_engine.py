@@ -26,6 +26,7 @@ class StoreEngine(BookEngine):
         self._retention = retention
         self._lock = GuardedLock()
         self._is_open = False
+        self._next_token_us: int | None = None  # as of the last look
 
     @property
     def durability(self) -> Durability:
@@ -54,6 +55,7 @@ class StoreEngine(BookEngine):
                     book = StoreBook(table, self._clock.now_us(), self._retention)
                     yield book
                     book.write()
+                    self._next_token_us = book.next_token_us()
             except OSError as error:  # or a worker would take it for an outcome that cannot be recorded
                 raise EngineUnavailable(f"{type(self._store).__name__}: {error}") from error
 
@@ -65,4 +67,7 @@ class StoreEngine(BookEngine):
         return answer
 
     def has_changed(self) -> bool:
-        return self._is_open and self._store.changes() != self._looked
+        if not self._is_open:
+            return False
+        has_token = self._next_token_us is not None and self._next_token_us <= self._clock.now_us()
+        return has_token or self._store.changes() != self._looked

@@ -20,7 +20,7 @@ from propolis.core.clock import to_us
 from propolis.core.protocols import BITE, Rule, RuleKind, Scope
 from propolis.core.transitions import Retention
 from propolis.engines.shared.book.steps import Steps
-from propolis.engines.shared.book.store import Pages, Table, key
+from propolis.engines.shared.book.store import Pages, Table, key, number_in
 from propolis.engines.shared.book.stored_entries import Bucket, StoredBatch, StoredEntry
 
 FEW = 16  # queues, or rules that are gone, that one call sees to
@@ -233,6 +233,10 @@ class StoredRules(Steps[StoredEntry, StoredBatch]):
 
     def awaits_tokens(self) -> bool:
         return self.pages.has("turn")
+
+    def next_token_us(self) -> int | None:
+        first = self.pages.first(1, "turn") if self.ruled else []
+        return number_in(first[0][0], 1) if first else None
 
     def _see_to_turns(self, marks: Iterable[str]) -> None:
         for mark in marks:
