@@ -109,6 +109,19 @@ async def limited(stage: Stage, n: int) -> None:
     await stage.put([a_job(queue=CROWD, key=f"limited-{number % 100}") for number in range(n + BUNDLE)])
 
 
+async def limited_keys(stage: Stage, n: int) -> None:
+    """Each has used its rate, by a limit for all of them, and has one more job that was set aside."""
+    await stage.put([a_job(queue=CROWD, key=f"each-{number % n}", priority=9) for number in range(2 * n)])
+    if not hasattr(stage.engine, "tokens"):
+        return
+    limit = Rule(RuleKind.LIMIT, Scope.KEY, "each-*", 3, every=timedelta(hours=1))
+    await stage.engine.add_rule(limit)
+    await stage.take(CROWD, n)
+    for _ in range(n):
+        if await stage.engine.lease({CROWD: 100}, span=LONG, holder=HOLDER):
+            return
+
+
 async def scheduled(stage: Stage, n: int) -> None:
     await stage.put(stage.jobs(n + BUNDLE, delay_ms=10**9))
 
@@ -193,7 +206,7 @@ Fill = Callable[[Stage, int], Awaitable[None]]
 DIMENSIONS: dict[str, Fill] = {
     fill.__name__: fill
     for fill in (
-        *[waiting, held, limited, scheduled, due, expired, kept, running, lost],
+        *[waiting, held, limited, limited_keys, scheduled, due, expired, kept, running, lost],
         *[queues, keys, rules, records, members, tokens],
     )
 }
