@@ -105,6 +105,50 @@ async def test_a_key_of_another_type_is_set_aside_and_told(
     assert len(aside) == len(broken) // 2
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "{default}:line:0",
+        "{default}:void:0",
+        "{default}:ranks",
+        "{default}:tally",
+        "jobs",
+        "queues",
+        "known",
+        "tokens",
+        "seq",
+        "caps",
+    ],
+)
+async def test_one_job_stands_once_whichever_key_is_of_another_type(
+    engine: RedisEngine, link: RedisLink, prefix: str, name: str
+) -> None:
+    """L7: what a put of one job has begun is taken back before it is done with care."""
+    await link.command("RPUSH" if name == "seq" else "SET", f"{prefix}:{name}", "not ours")
+
+    [receipt] = await engine.put([a_job(id="one")], token="token")
+
+    assert receipt.created
+    counts = (await engine.queues())["default"]
+    assert (counts.ready, counts.put) == (1, 1)
+    [again] = await engine.put([a_job(id="one")], token="token")
+    assert not again.created
+    assert [lease.id for lease in await take(engine)] == ["one"]
+    assert await link.command("HLEN", f"{prefix}:broken") == 1
+
+
+async def test_one_job_stands_once_where_its_queue_counted_no_number(
+    engine: RedisEngine, link: RedisLink, prefix: str
+) -> None:
+    await link.command("HSET", f"{prefix}:{{default}}:tally", "put", "many")
+
+    [receipt] = await engine.put([a_job(id="one")], token="token")
+
+    assert receipt.created
+    assert (await engine.queues())["default"].put == 1
+    assert [lease.id for lease in await take(engine)] == ["one"]
+
+
 def damaged(data: bytes, chance: random.Random) -> bytes:
     at = chance.randrange(len(data))
     return data[:at] + bytes([data[at] ^ (1 << chance.randrange(8))]) + data[at + 1 :]

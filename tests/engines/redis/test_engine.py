@@ -115,15 +115,17 @@ async def test_a_deleted_batch_leaves_no_key(engine: RedisEngine, link: RedisLin
 # --- lists with gaps ---------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("puts", [[["job-4", "new"]], [["job-4"], ["new"]]], ids=["together", "one by one"])
 async def test_what_is_struck_out_of_a_line_never_comes_back(
-    engine: RedisEngine, link: RedisLink, prefix: str
+    engine: RedisEngine, link: RedisLink, prefix: str, puts: list[list[str]]
 ) -> None:
     """I7, I15: not even when the same id is put again while its old entry is still in the list."""
     ids = [f"job-{n}" for n in range(10)]
     await engine.put([a_job(id=each) for each in ids])
     assert await engine.cancel(["job-2", "job-4"]) == [True, True]
     assert await engine.delete(["job-2", "job-4"]) == [True, True]
-    await engine.put([a_job(id="job-4"), a_job(id="new")])
+    for together in puts:
+        await engine.put([a_job(id=each) for each in together])
     await engine.put([a_job(id="job-2", delay_ms=1)])
 
     assert (await engine.queues())["default"].waiting == 11
@@ -175,6 +177,20 @@ async def app(valkey_url: str, prefix: str) -> AsyncIterator[App]:
     app = App(f"{valkey_url}?prefix={prefix}:")
     yield app
     await app.aclose()
+
+
+async def test_a_put_of_one_job_is_a_few_commands() -> None:
+    with redis() as server:
+        engine = await RedisEngine(target_of(Address(server.url))).open()
+        await engine.put([a_job()], token="first")  # sends the text of the script
+        server.forget_calls()
+        for n in range(10):
+            await engine.put([a_job()], token=str(n))
+        calls = server.calls()
+        assert calls.pop("evalsha") == 10
+        calls.pop("config|resetstat")
+        assert sum(calls.values()) <= 11 * 10
+        await engine.close()
 
 
 async def test_one_bundle_of_many_is_made_ready_while_the_last_is_put(

@@ -22,6 +22,7 @@ _URGENT = {
 }
 _FIRST_WRITE = "redis.call('DEL', base .. 'nothing')"
 _ADDED = {"base": "sharded", "batches": "travelling"}  # what follows these parts where an app has shards
+_IN_ONE_SLOT = {"put_one"}  # parts that are left out there
 
 
 def load_scripts() -> dict[str, LuaScript]:
@@ -136,7 +137,8 @@ def _sharded_parts(script: str) -> list[str]:
     own = _parts(script)
     found = []
     for part in own:
-        found.append(part)
+        if part not in _IN_ONE_SLOT:
+            found.append(part)
         if part in _ADDED and _ADDED[part] not in own:
             found.append(_ADDED[part])
     return found

@@ -1,4 +1,4 @@
--- with: base waiting plain
+-- with: put_one base waiting plain
 -- Put jobs that have nothing special (T1): due now, never expiring, without unique key, batch or chosen id.
 --
 -- ARGV[5]  the token of the call, or ''
