@@ -116,13 +116,15 @@ class Runner:
         self.parked: set[tuple[str, str]] = set()  # queues and tasks of jobs that are not for us
         self.around: Middleware | None = None  # what a test puts around every run, wherever that is
 
-    async def run(self, lease: Lease, slot: Slot) -> Outcome | None:
-        """Everything that happens to a job between its lease and its settling.  None: nothing to record."""
+    async def run(self, lease: Lease, slot: Slot) -> None:
+        """Everything that happens to a job between its lease and its settling, which is for whoever called
+        it: `slot.outcome`, or nothing if that is None."""
         stops, run_log = self._leases.stops_wanted, self._run_log
         if stops and (lease.id, lease.fence) in stops:
-            return Cancelled()
+            slot.outcome = Cancelled()
+            return
         if not self._leases.holds(lease):
-            return None
+            return
         attempt: Attempt | None = None
         try:
             attempt = self._prepare(lease)
@@ -137,11 +139,10 @@ class Runner:
                 run_log.ended(attempt, ended, slot)
             if ended.settled:
                 self._counter.count_settled()
-            unrecorded = None if ended.settled else ended.outcome
+            slot.outcome = None if ended.settled else ended.outcome
             if self._registry.hooked:
-                slot.report(unrecorded)
+                slot.report(slot.outcome)
                 await self._report(attempt, ended, slot)
-            return unrecorded
         except asyncio.CancelledError:
             raise
         except UnknownTask:
@@ -152,11 +153,11 @@ class Runner:
                 extra=extra_of(lease),
             )
             self.parked.add((lease.queue, lease.task))
-            return Unknown()
+            slot.outcome = Unknown()
         except (BrokenPayload, FlowBroken) as error:
-            return _broken(lease, error)
+            slot.outcome = _broken(lease, error)
         except BaseException as error:  # a backoff that raises, an upgrade that raises, or a mistake of ours
-            return _buried(lease, None if attempt is None else attempt.job, error)
+            slot.outcome = _buried(lease, None if attempt is None else attempt.job, error)
 
     async def _perform_suspect(self, attempt: Attempt, slot: Slot) -> Ended:
         """Where it harms nobody, once it is known that it begins."""

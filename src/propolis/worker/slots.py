@@ -89,14 +89,14 @@ class SlotLane:
             now = clock()
             slot.begin(lease, now)
             self.last_start = now
-            outcome = await in_own_context(run(lease, slot))
+            await in_own_context(run(lease, slot))
             if task.cancelling():
                 await take_in_cancellations(task)
             if not slot.finish():
                 return
             ended = clock()
             self.average += (ended - now - self.average) * LEARNING
-            settle(lease, outcome)
+            settle(lease, slot.outcome)
             if ended - turn > TURN:
                 await asyncio.sleep(0)
                 turn = clock()

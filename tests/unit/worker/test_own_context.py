@@ -158,16 +158,16 @@ async def test_errors_that_are_thrown_in_and_answered_pass_through() -> None:
     """W.2: a coroutine may catch what is thrown into it, and wait for something else, again and again."""
     seen: list[str] = []
 
-    async def stubborn() -> str:
+    async def stubborn() -> None:
         for _ in range(2):
             try:
                 await asyncio.sleep(60)
             except asyncio.CancelledError:
                 seen.append("caught")
-        return "done"
+        seen.append("done")
 
-    async def outer() -> str:
-        return await in_own_context(stubborn())
+    async def outer() -> None:
+        await in_own_context(stubborn())
 
     task = asyncio.create_task(outer())
     for caught in ([], ["caught"]):
@@ -175,11 +175,12 @@ async def test_errors_that_are_thrown_in_and_answered_pass_through() -> None:
         await asyncio.sleep(0)
         assert seen == caught
         task.cancel()
-    assert await task == "done"
+    await task
+    assert seen == ["caught", "caught", "done"]
     coroutine = outer()
     coroutine.send(None)
     coroutine.close()  # and one that is closed is closed inside too
-    assert seen == ["caught", "caught"]
+    assert seen == ["caught", "caught", "done"]
 
 
 async def until_over(app: App, job_id: str) -> None:

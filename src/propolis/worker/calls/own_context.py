@@ -8,43 +8,47 @@ from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from contextvars import copy_context
 from types import coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 from propolis.app.signature import current
 from propolis.worker.process.signals import end_if_forked
 
 log = logging.getLogger("propolis.worker")
 
-T = TypeVar("T")
+_OVER = object()
 
 
 @coroutine
-def in_own_context(job: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
-    """What `await job` gives; what it sets in context variables is gone with it.
+def in_own_context(job: Coroutine[Any, Any, None]) -> Generator[Any, Any, None]:
+    """`await job`; what it sets in context variables is gone with it.
 
-    0.3 µs on a machine where a task for each job takes ten.
+    It gives nothing: where a coroutine that is stepped from outside returns a value, that comes as an
+    exception, which costs as much as everything else here.  0.2 µs on a machine where a task for each job
+    takes ten.
     """
-    run = copy_context().run
-    step: Callable[[Any], Any] = job.send
-    given: Any = None
+    run, steps = copy_context().run, job.__await__()
     try:
-        while True:
-            waits_for = run(step, given)
+        waits_for = run(next, steps, _OVER)
+        while waits_for is not _OVER:
             end_if_forked()
             try:
-                given = yield waits_for
-                step = job.send
+                yield waits_for
             except GeneratorExit:
                 run(job.close)
                 raise
             except BaseException as error:
-                step, given = job.throw, error
-    except StopIteration as end:
-        returned: T = end.value
-        return returned
+                waits_for = run(_throw, steps, error)
+            else:
+                waits_for = run(next, steps, _OVER)
     finally:
-        del given  # an error that was thrown refers to this very frame
         end_if_forked()
+
+
+def _throw(steps: Generator[Any, Any, None], error: BaseException) -> Any:
+    try:
+        return steps.throw(error)
+    except StopIteration:
+        return _OVER
 
 
 async def take_in_cancellations(task: asyncio.Task[None]) -> None:

@@ -243,14 +243,19 @@ class Host:
     async def _perform(self, job: Job, task: Task[..., Any]) -> Any:
         current.set(job)
         args, kwargs = task.arguments(job.envelope)
-        return await in_own_context(
-            call_around(
+        value: Any = None
+
+        async def call() -> None:
+            nonlocal value
+            value = await call_around(
                 self._app.middlewares,
                 job,
                 lambda: call_task(task, job, args, kwargs, self._main),
                 self._main,
             )
-        )
+
+        await in_own_context(call())
+        return value
 
     # --- the transaction of a job ----------------------------------------------------------------
 
