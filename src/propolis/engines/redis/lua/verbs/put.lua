@@ -67,13 +67,7 @@ if away then
 elseif opening then
     open_batch(call.batch)
 end
-for _, d in ipairs(fresh) do
-    if send then
-        travel(d)
-    else
-        add(d)
-    end
-end
+put_fresh(fresh)
 if away and call.seal then
     send(call.batch.shard, {kind = 'seal', batch = call.batch.id})
 elseif call.batch and call.seal then
