@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from propolis.app.application import App
 from propolis.app.batch.report import BatchReport
+from propolis.app.client.handle import Handle
 from propolis.app.context import Job, current_job
-from propolis.app.handle import Handle
 from propolis.app.signature import Depends
 from propolis.app.task import Task
 from propolis.app.transaction import Transaction

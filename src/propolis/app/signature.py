@@ -146,6 +146,11 @@ class Signature:
                 found[name] = source
         return found
 
+    @property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """All of them, also those that the worker gives."""
+        return self._signature.parameters
+
     @cached_property
     def _travelling(self) -> list[inspect.Parameter]:
         return [p for p in self._signature.parameters.values() if p.name not in self.provided]

@@ -16,9 +16,10 @@ from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
 from propolis.app.client.client import Client
+from propolis.app.client.handle import Handle
 from propolis.app.client.puts import bundles
 from propolis.app.flow.steps import Flow, Single
-from propolis.app.handle import Handle
+from propolis.app.made_names import MadeNames
 from propolis.app.signature import Signature, decoder_for, encode_value
 from propolis.app.transaction import Transaction
 from propolis.core import wire
@@ -56,6 +57,9 @@ class CommandOptions(TypedDict, total=False):
     on_timeout: Strategy
     result_ttl: Duration | None
     max_crashes: int
+    key: str
+    unique: tuple[str, ...]
+    unique_until: UniqueUntil
 
 
 class TaskOptions(CommandOptions, total=False):
@@ -84,6 +88,9 @@ class Options(Struct, frozen=True, kw_only=True):
     abandon: bool = False
     memory_limit: int | None = None
     env: Mapping[str, str] = {}  # what its jobs have in a child process, besides PATH and the like
+    key: str | None = None  # a template, whose names are parameters
+    unique: tuple[str, ...] | None = None  # parameters
+    unique_until: UniqueUntil = UniqueUntil.ENDED
     check_arguments: bool = True
 
 
@@ -136,9 +143,9 @@ class CallOptions(TypedDict, total=False):
     timeout: Duration
     result_ttl: Duration
     job_id: str
-    unique: str
+    unique: str | tuple[str, ...] | None
     unique_until: UniqueUntil
-    key: str
+    key: str | None
     batch: str | None
     on_success: Strategy
     on_error: Strategy
@@ -172,6 +179,8 @@ def call_fields(options: CallOptions) -> dict[str, Any]:
         fields["result_ttl_ms"] = milliseconds(options["result_ttl"])
     if "job_id" in options:
         fields |= {"id": options["job_id"], "chosen": True}
+    if isinstance(options.get("unique"), tuple):
+        del fields["unique"]  # it is made for each call
     return fields
 
 
@@ -188,6 +197,9 @@ class Call(Generic[P, R_co]):
         self._task = task
         self._options = options
         self._fields = call_fields(options)
+        self._names = task.names_under(options)
+        if task.options.unique_until is not UniqueUntil.ENDED:
+            self._fields.setdefault("unique_until", task.options.unique_until)
         self._tx = options.get("tx", UNSET)
         check_within(task.options, options)
         if "timeout" in options:
@@ -196,7 +208,7 @@ class Call(Generic[P, R_co]):
     def job(self, *args: P.args, **kwargs: P.kwargs) -> Envelope:
         """The job that `enqueue` would put.  With tx= it is refused: a job does not know of transactions."""
         check_put_here(self._task.name, self._tx)
-        return self._task.make_job(args, kwargs, self._fields)
+        return self._task.make_job(args, kwargs, self._fields, self._names)
 
     @overload
     def step(self, *args: P.args, **kwargs: P.kwargs) -> Flow[Any, R_co]: ...
@@ -228,12 +240,13 @@ class Call(Generic[P, R_co]):
         return self._task.signature.result_kind
 
     def first_job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Envelope:
-        return self._task.make_job(args, kwargs, self._fields)
+        return self._task.make_job(args, kwargs, self._fields, self._names)
 
     def later_job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Envelope:
         signature = self._task.signature
         encoded, named = signature.encode_later(args, kwargs, check=self._task.options.check_arguments)
-        return self._task.job_with(encoded, named, self._fields)
+        job = self._task.job_with(encoded, named, self._fields)
+        return job if self._names is None else self._names.later(job)
 
     def check_fits(self, job: Envelope) -> None:
         if self._task.options.check_arguments:
@@ -244,17 +257,17 @@ class Call(Generic[P, R_co]):
 
     def many(self, calls: Iterable[Any]) -> Many[R_co]:
         """One job per element, all under these circumstances."""
-        return Many(self._task, calls, self._fields, self._tx)
+        return Many(self._task, calls, self._fields, self._names, self._tx)
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
-        job = self._task.make_job(args, kwargs, self._fields)
+        job = self._task.make_job(args, kwargs, self._fields, self._names)
         if self._tx is UNSET:
             return self._task.handle(await self._task.client.aput(job))
         [receipt] = await self._task.client.aput_in(self._tx, [job])
         return self._task.handle(receipt)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
-        job = self._task.make_job(args, kwargs, self._fields)
+        job = self._task.make_job(args, kwargs, self._fields, self._names)
         client = self._task.client
         if self._tx is UNSET:
             return self._task.handle(client.wait(client.aput(job)))
@@ -266,11 +279,17 @@ class Many(Generic[R_co]):
     """Many calls of one task, made one after another as they are needed."""
 
     def __init__(
-        self, task: Task[..., R_co], calls: Iterable[Any], fields: dict[str, Any], tx: Any = UNSET
+        self,
+        task: Task[..., R_co],
+        calls: Iterable[Any],
+        fields: dict[str, Any],
+        names: MadeNames | None = None,
+        tx: Any = UNSET,
     ) -> None:
         self._task = task
         self._calls = calls
         self._fields = fields
+        self._names = names
         self._tx = tx
 
     def __iter__(self) -> Iterator[Envelope]:
@@ -280,7 +299,7 @@ class Many(Generic[R_co]):
     def _jobs(self) -> Iterator[Envelope]:
         for call in self._calls:
             args = call if isinstance(call, tuple) else (call,)
-            yield self._task.make_job(args, {}, self._fields)
+            yield self._task.make_job(args, {}, self._fields, self._names)
 
     async def aenqueue(self) -> list[Handle[R_co]]:
         """Put them in bundles; each bundle wholly or not at all, and with tx= all of them so.
@@ -333,7 +352,7 @@ class Many(Generic[R_co]):
         encoded = [
             encode(call if isinstance(call, tuple) else (call,), {}, check=check) for call in self._calls
         ]
-        return (self._task.job_with(args, kwargs, self._fields) for args, kwargs in encoded)
+        return (self._task.job_with(args, kwargs, self._fields, self._names) for args, kwargs in encoded)
 
 
 class Task(Generic[P, R_co]):
@@ -364,9 +383,16 @@ class Task(Generic[P, R_co]):
         self.options = options
         self.client = client
         self.signature = Signature(function, names)
+        self.made_names = self._declared_names()
         self._upgrades: list[Upgrade] = []
         self.is_async = is_async(function)
         functools.update_wrapper(self, function)
+
+    def _declared_names(self) -> MadeNames | None:
+        key, unique = self.options.key, self.options.unique
+        if key is None and unique is None:
+            return None
+        return MadeNames(self.name, self.signature, key=key, unique=unique)
 
     @property
     def name(self) -> str:
@@ -396,6 +422,8 @@ class Task(Generic[P, R_co]):
     def check(self) -> None:
         """`BadSetting` for what cannot work, now that every annotation can be resolved."""
         self.signature.check()
+        if self.made_names is not None:
+            self.made_names.check()
         if self.transactional and (not self.is_async or self.options.isolate is not None):
             raise BadSetting(
                 f"{self.name}: a Transaction belongs to the event loop of the worker: make the task "
@@ -416,6 +444,8 @@ class Task(Generic[P, R_co]):
 
     def using(self, **options: Unpack[CallOptions]) -> Call[P, R_co]:
         """This task, called under other circumstances than declared.
+
+        `key` and `unique` win over what the task makes of its arguments; None is for none.
 
         `batch` makes the job a member of an open batch; `job.emit(task.using(batch=job.batch), …)` adds one
         to the batch of the running job, also if that is sealed.
@@ -442,12 +472,34 @@ class Task(Generic[P, R_co]):
         """
         return self._plain.step(*args, **kwargs)
 
-    def make_job(self, args: tuple[Any, ...], kwargs: dict[str, Any], fields: dict[str, Any]) -> Envelope:
-        encoded, named = self.signature.encode(args, kwargs, check=self.options.check_arguments)
-        return self.job_with(encoded, named, fields)
+    def names_under(self, options: CallOptions) -> MadeNames | None:
+        """What is made of the arguments of a call that may say otherwise."""
+        if "key" not in options and "unique" not in options:
+            return self.made_names
+        key = None if "key" in options else self.options.key
+        unique = options.get("unique", self.options.unique)
+        if isinstance(unique, str):
+            unique = None
+        if key is None and unique is None:
+            return None
+        return MadeNames(self.name, self.signature, key=key, unique=unique)
 
-    def job_with(self, args: Raw, kwargs: Raw, fields: dict[str, Any]) -> Envelope:
+    def make_job(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        fields: dict[str, Any],
+        names: MadeNames | None = None,
+    ) -> Envelope:
+        encoded, named = self.signature.encode(args, kwargs, check=self.options.check_arguments)
+        return self.job_with(encoded, named, fields, names)
+
+    def job_with(
+        self, args: Raw, kwargs: Raw, fields: dict[str, Any], names: MadeNames | None = None
+    ) -> Envelope:
         options = self.options
+        if names is not None:
+            fields = fields | names.fields(args, kwargs)
         job = Envelope(
             id=fields["id"] if "id" in fields else new_id(),
             task=options.name,

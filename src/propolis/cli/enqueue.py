@@ -34,6 +34,7 @@ LISTED = 10
 @click.option("--priority", type=int, help="From -100 to 100, the higher first.")
 @click.option("--id", "job_id", help="Use an id of your own: the same id again makes no second job.")
 @click.option("--unique", metavar="KEY", help="Add nothing while another job with this key waits or runs.")
+@click.option("--key", help="The key of the job, in place of what the task makes of its arguments.")
 @click.option("--expires", type=when, help="Do not start it any more after this.")
 @on_app
 async def enqueue(session: Session, /, task: str, args: tuple[str, ...], kwargs: str, **using: Any) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from propolis import App
+from propolis.app.client.handle import Handle
 from propolis.app.commands.run import OUTPUT_MAX, LineCutter
-from propolis.app.handle import Handle
 from propolis.app.task import AsyncTask
 from propolis.core.job import JobInfo, State
 from propolis.core.protocols import LOG_LINES

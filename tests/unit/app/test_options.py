@@ -72,6 +72,9 @@ TASK_VALUES: dict[str, Any] = {
     "memory_limit": 1_000_000,
     "max_timeout": "1h",
     "env": {"LANG": "C"},
+    "key": "tenant:{to}",
+    "unique": ("to",),
+    "unique_until": UniqueUntil.STARTED,
 }
 CALL_VALUES: dict[str, Any] = {
     "delay": "5m",

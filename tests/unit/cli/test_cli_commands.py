@@ -313,10 +313,10 @@ def test_of_many_tasks_those_are_offered_that_were_meant(shell: Shell) -> None:
 def test_the_circumstances_of_a_call_are_options(shell: Shell) -> None:
     shell(
         *("enqueue", "mail.send", '"a"', "--queue", "slow", "--at", "2030-01-01T00:00Z", "--priority", "5"),
-        *("--id", "mine", "--unique", "once", "--expires", "9d"),
+        *("--id", "mine", "--unique", "once", "--key", "k", "--expires", "9d"),
     )
     [fields] = shell.json("jobs", "show", "mine")
-    assert (fields["queue"], fields["priority"], fields["unique"]) == ("slow", 5, "once")
+    assert (fields["queue"], fields["priority"], fields["unique"], fields["key"]) == ("slow", 5, "once", "k")
     assert fields["due_at"] == "2030-01-01T00:00:00Z"
     assert fields["expires_at"] is not None
 

@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from propolis import App
-from propolis.app.handle import Handle
+from propolis.app.client.handle import Handle
 from propolis.app.loading import load_app
 from propolis.app.registry import Registry
 from propolis.core.envelope import MAX_CRASHES

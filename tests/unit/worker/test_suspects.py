@@ -13,7 +13,7 @@ import pytest
 from tests.unit.worker.working import record_of, until, work, working
 
 from propolis import App
-from propolis.app.handle import Handle
+from propolis.app.client.handle import Handle
 from propolis.app.loading import load_app
 from propolis.app.registry import Registry
 from propolis.core.job import Lease

@@ -83,8 +83,8 @@ class Template:
                 f'{name}: give the program and its arguments as a list, such as ["program", "{{place}}"]: '
                 f"no shell would split a line"
             )
-        self._argv = [_parsed(name, element) for element in program]
-        self._stdin = None if stdin is None else _parsed(name, stdin)
+        self._argv = [parsed(name, element) for element in program]
+        self._stdin = None if stdin is None else parsed(name, stdin)
         self._check_program(name)
         self._check_shell(name)
 
@@ -146,7 +146,8 @@ def _has_fixed_script(words: list[str | None]) -> bool:
     return False
 
 
-def _parsed(name: str, text: str) -> Text:
+def parsed(name: str, text: str) -> Text:
+    """Text with places in it; `name` is what it belongs to."""
     if not isinstance(text, str):
         raise BadSetting(f"{name}: {text!r} is no text: write every argument as a string")
     pieces: list[str | ValuePlace] = []

@@ -17,11 +17,12 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
+from propolis.app.made_names import with_key_of_first
 from propolis.core import wire
 from propolis.core.envelope import TRACE_HEADERS, Envelope
 from propolis.core.ids import derive_id
 from propolis.core.job import Member, State
-from propolis.errors import BrokenPayload, FlowBroken
+from propolis.errors import BadSetting, BrokenPayload, FlowBroken
 
 FLOW_HEADER = "propolis-flow"
 TEMPLATE = "-"  # the id of a job that is not there yet
@@ -121,6 +122,10 @@ def _shares(fan: Fan, job: Envelope, result: bytes) -> Iterable[tuple[tuple[Enve
 def _placed(
     template: Envelope, continuation: Continuation, before: Envelope, number: int, value: bytes
 ) -> Envelope:
+    try:
+        template = with_key_of_first(template, value)
+    except BadSetting as error:
+        raise FlowBroken(str(error)) from error
     placed = replace(
         template,
         id=derive_id(before.id, "then", number),

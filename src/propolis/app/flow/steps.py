@@ -15,6 +15,7 @@ from propolis.app.client.puts import retry_until_answered
 from propolis.app.flow import shape
 from propolis.app.flow.continuation import TEMPLATE, Continuation, Fan, Gather, following, with_continuation
 from propolis.app.flow.run import FlowRun, batch_ids
+from propolis.app.made_names import KEY_HEADER
 from propolis.app.signature import encode_value
 from propolis.core import wire
 from propolis.core.batch import Batch, callback_id
@@ -298,6 +299,12 @@ def _collector(flow: str, segments: list[StepSegment], index: int, ids: list[str
     before, after = segments[index], segments[index + 1]
     if not after.chain:
         return None
+    if KEY_HEADER in after.chain[0].later().headers:
+        name = after.chain[0].maker.name
+        raise BadSetting(
+            f"{name}: its key is made of its first argument, which is the list of all results before it: say "
+            f"{name}.using(key=…).step(), with a key that is known now, or key=None"
+        )
     assert before.side is not None
     gather = Gather(
         batch=ids[index],
@@ -325,7 +332,10 @@ def _first_jobs(flow: str, given: Given | None, segment: StepSegment, batch: str
         try:
             jobs = tuple(following(continuation, before, encode_value(given.value)))
         except FlowBroken as error:
-            raise TypeError(f"start({given.value!r:.100}) | each(…) needs a list to begin with") from error
+            where = f"start({given.value!r:.100})"
+            if isinstance(error.__cause__, BadSetting):
+                raise BadSetting(f"{where} cannot be followed by this: {error}") from error
+            raise TypeError(f"{where} | each(…) needs a list to begin with") from error
         for maker, job in zip(_makers(segment, len(jobs)), jobs, strict=True):
             maker.check_fits(job)
         return list(jobs)

@@ -16,8 +16,8 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from propolis.app.client.blocking import Background
+from propolis.app.client.handle import Handle
 from propolis.app.context import Job
-from propolis.app.handle import Handle
 from propolis.app.operate.schedule_records import KIND
 from propolis.app.registry import Next, Registry
 from propolis.app.task import Task
