@@ -133,12 +133,23 @@ class NewerVersion(BrokenPayload):
 
 
 class QueueFull(PropolisError):
-    def __init__(self, queue: str, limit: int) -> None:
+    """A queue has no room for what was put, and nothing of it was.
+
+    `bound` is what bounds it: its cap on "jobs" that wait, of which `limit` are the most and `would_hold` is
+    how many it would hold with these (None: its engine does not say); or the "memory" of a server.
+    """
+
+    bound = "jobs"
+
+    def __init__(self, queue: str, limit: int, would_hold: int | None = None) -> None:
+        with_these = "" if would_hold is None else f" and would hold {would_hold:,} with this put"
         super().__init__(
-            f"queue {queue!r} already holds {limit:,} waiting jobs: try again later, or raise its cap"
+            f"queue {queue!r} is full: it has a cap of {limit:,} waiting jobs{with_these}: try again later, "
+            f'wait for room with using(wait="30s"), or raise its cap (`propolis queues cap`)'
         )
         self.queue = queue
         self.limit = limit
+        self.would_hold = would_hold
 
 
 class UnknownBatch(PropolisError):
@@ -241,6 +252,8 @@ class StorageFull(EngineError):
 class MemoryFull(QueueFull, StorageFull):
     """The server of the engine has no memory left for more jobs; the jobs that are there go on."""
 
+    bound = "memory"
+
     def __init__(self, queue: str, where: str) -> None:
         EngineError.__init__(
             self,
@@ -249,6 +262,7 @@ class MemoryFull(QueueFull, StorageFull):
         )
         self.queue = queue
         self.limit = 0
+        self.would_hold = None
         self.where = where
 
 

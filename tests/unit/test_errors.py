@@ -75,7 +75,12 @@ EXAMPLES: list[tuple[PropolisError, str, dict[str, object]]] = [
     (OutcomeTooLarge(2000, 1000), "stream a batch", {"size": 2000, "limit": 1000}),
     (PayloadTooLarge("the size", 2000, 1000), "pass a reference", {"size": 2000, "limit": 1000}),
     (NewerVersion(2, 1), "upgrade the worker, then replay the job", {"version": 2, "known": 1}),
-    (QueueFull("mail", 10), "raise its cap", {"queue": "mail", "limit": 10}),
+    (
+        QueueFull("mail", 10, 12),
+        "raise its cap",
+        {"queue": "mail", "limit": 10, "would_hold": 12, "bound": "jobs"},
+    ),
+    (QueueFull("mail", 10), "a cap of 10 waiting jobs: try again", {"would_hold": None}),
     (UnknownBatch("b"), "never opened", {"batch": "b"}),
     (BatchSealed("b"), "by emitting", {"batch": "b"}),
     (FlowBroken("this batch is no flow"), "no flow", {}),

@@ -23,13 +23,13 @@ from propolis.app.made_names import MadeNames
 from propolis.app.signature import Signature, decoder_for, encode_value
 from propolis.app.transaction import Transaction
 from propolis.core import wire
-from propolis.core.duration import Duration, milliseconds
+from propolis.core.duration import Duration, duration, milliseconds
 from propolis.core.envelope import MAX_CRASHES, Envelope, UniqueUntil, check_options
 from propolis.core.ids import new_id
 from propolis.core.policy import Policy, bounded, retried
 from propolis.core.protocols import Receipt
 from propolis.core.strategy import Archive, Bury, Delete, Repeat, Strategy
-from propolis.errors import BadSetting, BrokenPayload
+from propolis.errors import BadCall, BadSetting, BrokenPayload
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -151,6 +151,7 @@ class CallOptions(TypedDict, total=False):
     on_error: Strategy
     on_timeout: Strategy
     headers: dict[str, str]
+    wait: Duration
     tx: Any
 
 
@@ -201,13 +202,14 @@ class Call(Generic[P, R_co]):
         if task.options.unique_until is not UniqueUntil.ENDED:
             self._fields.setdefault("unique_until", task.options.unique_until)
         self._tx = options.get("tx", UNSET)
+        self._wait = seconds_to_wait(task.name, options)
         check_within(task.options, options)
         if "timeout" in options:
             check_timeout(task.function, replace(task.options, timeout_ms=self._fields["timeout_ms"]))
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> Envelope:
         """The job that `enqueue` would put.  With tx= it is refused: a job does not know of transactions."""
-        check_put_here(self._task.name, self._tx)
+        check_put_here(self._task.name, self._tx, self._wait)
         return self._task.make_job(args, kwargs, self._fields, self._names)
 
     @overload
@@ -220,7 +222,7 @@ class Call(Generic[P, R_co]):
         The first step of a flow has all its arguments; the others get the result of the step before them
         as the first one, and have only the others here.
         """
-        for name in ("job_id", "batch", "tx"):
+        for name in ("job_id", "batch", "tx", "wait"):
             if name in self._options:
                 raise BadSetting(f"{name}= is of no use to a step: its flow decides on that")
         return Flow((Single(self, args, kwargs),))
@@ -257,12 +259,12 @@ class Call(Generic[P, R_co]):
 
     def many(self, calls: Iterable[Any]) -> Many[R_co]:
         """One job per element, all under these circumstances."""
-        return Many(self._task, calls, self._fields, self._names, self._tx)
+        return Many(self, calls)
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
         job = self._task.make_job(args, kwargs, self._fields, self._names)
         if self._tx is UNSET:
-            return self._task.handle(await self._task.client.aput(job))
+            return self._task.handle(await self._task.client.aput(job, wait=self._wait))
         [receipt] = await self._task.client.aput_in(self._tx, [job])
         return self._task.handle(receipt)
 
@@ -270,7 +272,7 @@ class Call(Generic[P, R_co]):
         job = self._task.make_job(args, kwargs, self._fields, self._names)
         client = self._task.client
         if self._tx is UNSET:
-            return self._task.handle(client.wait(client.aput(job)))
+            return self._task.handle(client.wait(client.aput(job, wait=self._wait)))
         [receipt] = client.put_in(self._tx, [job])
         return self._task.handle(receipt)
 
@@ -278,22 +280,16 @@ class Call(Generic[P, R_co]):
 class Many(Generic[R_co]):
     """Many calls of one task, made one after another as they are needed."""
 
-    def __init__(
-        self,
-        task: Task[..., R_co],
-        calls: Iterable[Any],
-        fields: dict[str, Any],
-        names: MadeNames | None = None,
-        tx: Any = UNSET,
-    ) -> None:
-        self._task = task
+    def __init__(self, call: Call[..., R_co], calls: Iterable[Any]) -> None:
+        self._task = call._task
         self._calls = calls
-        self._fields = fields
-        self._names = names
-        self._tx = tx
+        self._fields = call._fields
+        self._names = call._names
+        self._tx = call._tx
+        self._wait = call._wait
 
     def __iter__(self) -> Iterator[Envelope]:
-        check_put_here(self._task.name, self._tx)
+        check_put_here(self._task.name, self._tx, self._wait)
         return self._jobs()
 
     def _jobs(self) -> Iterator[Envelope]:
@@ -309,7 +305,7 @@ class Many(Generic[R_co]):
         """
         if self._tx is not UNSET:
             return [handle async for handle in self.astream()]
-        receipts = await self._task.client.aput_many(self._made())
+        receipts = await self._task.client.aput_many(self._made(), wait=self._wait)
         return [self._task.handle(receipt) for receipt in receipts]
 
     def enqueue(self) -> list[Handle[R_co]]:
@@ -317,7 +313,8 @@ class Many(Generic[R_co]):
         if self._tx is not UNSET or not self._all_there:  # an iterator may belong to this thread
             return list(self.stream())
         client = self._task.client
-        return [self._task.handle(receipt) for receipt in client.wait(client.aput_many(self._made()))]
+        receipts = client.wait(client.aput_many(self._made(), wait=self._wait))
+        return [self._task.handle(receipt) for receipt in receipts]
 
     async def astream(self) -> AsyncIterator[Handle[R_co]]:
         """The same, handle by handle: of what an iterator makes, only one bundle is in memory at a time.
@@ -326,8 +323,11 @@ class Many(Generic[R_co]):
         """
         client = self._task.client
         for bundle in bundles(self._made()):
-            put = client.aput_many(bundle) if self._tx is UNSET else client.aput_in(self._tx, bundle)
-            for receipt in await put:
+            if self._tx is UNSET:
+                receipts = await client.aput_many(bundle, wait=self._wait)
+            else:
+                receipts = await client.aput_in(self._tx, bundle)
+            for receipt in receipts:
                 yield self._task.handle(receipt)
 
     def stream(self) -> Iterator[Handle[R_co]]:
@@ -335,7 +335,7 @@ class Many(Generic[R_co]):
         client = self._task.client
         for bundle in bundles(self._made()):
             if self._tx is UNSET:
-                receipts = client.wait(client.aput_many(bundle))
+                receipts = client.wait(client.aput_many(bundle, wait=self._wait))
             else:
                 receipts = client.put_in(self._tx, bundle)
             yield from map(self._task.handle, receipts)
@@ -608,13 +608,27 @@ def check_function(function: Callable[..., Any]) -> None:
         raise BadSetting(f"{function.__qualname__} is a generator: nobody would run it to its end")
 
 
-def check_put_here(name: str, tx: Any) -> None:
-    """Only `enqueue` puts a job in a transaction; wherever else it went, tx= would be forgotten."""
-    if tx is not UNSET:
+def check_put_here(name: str, tx: Any, wait: float | None) -> None:
+    """Only `enqueue` puts a job in a transaction, or waits for room; wherever else it went, that is lost."""
+    if tx is not UNSET or wait is not None:
+        option = "wait" if tx is UNSET else "tx"
+        why = "where nobody waits" if tx is UNSET else "whether or not that transaction commits"
         raise BadSetting(
-            f"{name}: tx= goes with enqueue() and aenqueue() only: a batch, a schedule, a callback and what "
-            f"is emitted are put in a step of their own, whether or not that transaction commits"
+            f"{name}: {option}= goes with enqueue() and aenqueue() only: a batch, a schedule, a callback and "
+            f"what is emitted are put in a step of their own, {why}"
         )
+
+
+def seconds_to_wait(name: str, options: CallOptions) -> float | None:
+    """How long a call may wait where its queue is full."""
+    if "wait" not in options:
+        return None
+    if "tx" in options:
+        raise BadCall(
+            f"{name}: who waits for room in a transaction keeps it open, and others with it: leave wait= "
+            f"out, and try the whole transaction again where it raises QueueFull"
+        )
+    return duration(options["wait"]).total_seconds()
 
 
 def check_strategies(options: Options) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from datetime import timedelta
 from itertools import islice
 from typing import Any, cast
 
@@ -36,8 +37,11 @@ LISTED = 10
 @click.option("--unique", metavar="KEY", help="Add nothing while another job with this key waits or runs.")
 @click.option("--key", help="The key of the job, in place of what the task makes of its arguments.")
 @click.option("--expires", type=when, help="Do not start it any more after this.")
+@click.option("--wait", type=span, help="Where the queue is full, wait so long for room.")
 @on_app
-async def enqueue(session: Session, /, task: str, args: tuple[str, ...], kwargs: str, **using: Any) -> None:
+async def enqueue(
+    session: Session, /, task: str, args: tuple[str, ...], kwargs: str, wait: timedelta | None, **using: Any
+) -> None:
     """Enqueue a call of TASK, and print the id of the job.
 
     Each argument is JSON: 3, true, '"text"', '{"a": 1}'.  Put -- before one that begins with a dash.
@@ -58,7 +62,7 @@ async def enqueue(session: Session, /, task: str, args: tuple[str, ...], kwargs:
             "note: the arguments were not checked against the task's signature: --app would do so"
         )
         job = unchecked_job(task, positional, named, circumstances)
-    receipt = await session.app.client.aput(job)
+    receipt = await session.app.client.aput(job, wait=None if wait is None else wait.total_seconds())
     if not receipt.created:
         session.out.note("note: there is such a job already: nothing was added")
     if session.app.client.engine.durability is Durability.MEMORY:

@@ -61,7 +61,7 @@ def check_order(_: click.Context, __: click.Parameter, value: str) -> str:
 )
 @looks_at_app
 async def queues(session: Session, age: bool, order: str) -> None:
-    """List queues with their jobs per state; pause, resume, block, unblock or drop them."""
+    """List queues with their jobs per state; pause, resume, block, unblock, cap or drop them."""
     rules = await all_rules(session)
     ruled = {rule.name: Counts() for rule in rules if rule.scope is Scope.QUEUE}
     counts = in_order({**ruled, **await every_queue(session)}, order)
@@ -208,6 +208,26 @@ async def unblock(session: Session, queue: str | None, task: str | None, key: st
     )
 
 
+@queues.command()
+@click.argument("name")
+@click.argument("jobs", type=click.IntRange(0))
+@says_why
+@on_app
+async def cap(session: Session, name: str, jobs: int, **reason: Unpack[Reason]) -> None:
+    """Refuse puts that would make more than so many jobs wait in a queue."""
+    changed = await session.queues.acap(name, jobs, **reason)
+    await report(session, place_of(name, None, None), "capped", changed, "it had a cap: it says this now")
+
+
+@queues.command()
+@click.argument("name")
+@on_app
+async def uncap(session: Session, name: str) -> None:
+    """Let a queue hold any number of jobs again."""
+    changed = await session.queues.auncap(name)
+    await report(session, place_of(name, None, None), "uncapped", changed, "nothing to do, it had no cap")
+
+
 async def report(session: Session, place: tuple[Scope, str], done: str, changed: bool, else_: str) -> None:
     """Report a change.  Repeating one does no harm, so it is no error either."""
     scope, name = place
@@ -240,8 +260,8 @@ async def drop(session: Session, name: str, yes: bool) -> int | None:
 async def rules(session: Session) -> None:
     """List pauses, blocks, limits and caps: who set each, when, until when and why.
 
-    They are made and ended by `propolis queues pause`, `resume`, `block` and `unblock`, and limits by
-    `propolis limits`.
+    They are made and ended by `propolis queues pause`, `resume`, `block`, `unblock`, `cap` and `uncap`, and
+    limits by `propolis limits`.
     """
     found = sorted(await all_rules(session), key=strongest_first)
     for rule in found:

@@ -93,6 +93,7 @@ CALL_VALUES: dict[str, Any] = {
     "on_error": delete,
     "on_timeout": delete,
     "headers": {"a": "b"},
+    "wait": "30s",
     "tx": object(),  # which no job knows of: a call keeps it
 }
 BATCH_VALUES: dict[str, Any] = {
@@ -113,7 +114,8 @@ def of_task(given: Any) -> object:
 
 
 def of_call(given: Any) -> object:
-    return call_fields(given), send.using(**given)._tx
+    call = send.using(**given)
+    return call_fields(given), call._tx, call._wait
 
 
 def of_batch(given: Any) -> object:

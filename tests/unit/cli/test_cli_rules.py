@@ -160,3 +160,19 @@ def test_rates_and_limits_for_many_keys_are_put_shown_and_removed(rated_shell: S
     assert "how many in which time" in shell("limits", "put", "k", "--rate", "often", code=2).stderr
     assert shell("limits", "remove", "tenant:*").stdout == "tenant:*: unlimited\n"
     assert "no such limit" in shell("limits", "get", "tenant:7", code=1).stderr
+
+
+def test_a_queue_is_capped_and_a_producer_may_wait_for_room(shell: Shell) -> None:
+    assert (
+        shell("queues", "cap", "mail", "1", "--by", "anna", "--why", "small disk").stdout == "mail: capped\n"
+    )
+    again = shell("queues", "cap", "mail", "0").stdout
+    assert again == "mail: it had a cap: it says this now\n"
+    [rule] = shell.json("rules")
+    assert (rule["kind"], rule["name"], rule["n"]) == ("cap", "mail", 0)
+    full = shell("enqueue", "tests.echo", "--queue", "mail", "--wait", "0", "--url", shell.url, code=1).stderr
+    assert "queue 'mail' is full: it has a cap of 0 waiting jobs and would hold 1" in full
+    assert shell("queues", "uncap", "mail").stdout == "mail: uncapped\n"
+    assert shell("queues", "uncap", "mail").stdout == "mail: nothing to do, it had no cap\n"
+    shell("enqueue", "tests.echo", "--queue", "mail", "--wait", "1s", "--url", shell.url)
+    assert "not in the range" in shell("queues", "cap", "mail", "--", "-1", code=2).stderr

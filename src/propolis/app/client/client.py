@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from propolis.app.client.blocking import Background, check_can_wait
 from propolis.app.client.puts import Coalescer, IdempotentPuts, Puts, bundles
+from propolis.app.client.room import Room
 from propolis.core.batch import CALLBACKS, Batch
 from propolis.core.clock import Clock
 from propolis.core.envelope import Envelope
@@ -68,6 +69,8 @@ class Client:
         self._background: Background | None = None
         self._coalescers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Coalescer]
         self._coalescers = weakref.WeakKeyDictionary()
+        self._rooms: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Room]
+        self._rooms = weakref.WeakKeyDictionary()
         _clients.add(self)
 
     def after_fork(self) -> None:
@@ -129,8 +132,14 @@ class Client:
         """The engine, opened, for the verbs of a piece of the contract; `BadSetting` where it lacks it."""
         return piece_of(await self.ready(), piece, url=self.url)
 
-    async def aput(self, job: Envelope) -> Receipt:
-        """Put one job, together with whatever else is being put at this moment."""
+    async def aput(self, job: Envelope, *, wait: float | None = None) -> Receipt:
+        """Put one job, together with whatever else is being put at this moment.
+
+        Where its queue is full it may wait so many seconds for room.
+        """
+        if wait is not None:
+            [receipt] = await self._room().put(self._put_one, [job], wait)
+            return receipt
         await self.ready()
         loop = asyncio.get_running_loop()
         coalescer = self._coalescers.get(loop)
@@ -140,6 +149,13 @@ class Client:
             return await coalescer.add(job)
         with self.sending() as stamp:
             return await coalescer.add(stamp(job))
+
+    async def _put_one(self, jobs: list[Envelope]) -> list[Receipt]:
+        return [await self.aput(job) for job in jobs]
+
+    def _room(self) -> Room:
+        """Of this event loop."""
+        return self._rooms.setdefault(asyncio.get_running_loop(), Room())
 
     async def aput_in(self, tx: object, jobs: Iterable[Envelope]) -> list[Receipt]:
         """Put jobs inside a transaction of the caller's own, where the engine can do that."""
@@ -172,10 +188,18 @@ class Client:
         """How many puts may be on their way behind the first: one, where the engine keeps their order."""
         return 1 if self._in_order else 0
 
-    async def aput_many(self, jobs: Iterable[Envelope]) -> list[Receipt]:
-        """In bundles.  Where the engine keeps their order, the next is made ready while the last is put."""
+    async def aput_many(self, jobs: Iterable[Envelope], *, wait: float | None = None) -> list[Receipt]:
+        """In bundles.  Where the engine keeps their order, the next is made ready while the last is put.
+
+        Those that may wait for room, so many seconds for each job, go bundle after bundle.
+        """
         with self._stamped(jobs) as stamped:
-            return await self._aput_many(stamped)
+            if wait is None:
+                return await self._aput_many(stamped)
+            receipts: list[Receipt] = []
+            for bundle in bundles(stamped):
+                receipts += await self._room().put(self._put, bundle, wait)
+            return receipts
 
     @contextmanager
     def _stamped(self, jobs: Iterable[Envelope]) -> Iterator[Iterable[Envelope]]:

@@ -17,17 +17,24 @@ from propolis.app.operate.rules import (
 )
 from propolis.core import wire
 from propolis.core.duration import Duration
-from propolis.core.protocols import Counts, Inspects, Operates, Rule, RuleKind, Rules
+from propolis.core.envelope import check_options
+from propolis.core.protocols import Counts, Inspects, Operates, Rule, RuleKind, Rules, Scope
+from propolis.errors import BadSetting
 
 
-class HoldTerms(TypedDict, total=False):
-    """What is held back, if no queue, and what is said about it."""
+class CapTerms(TypedDict, total=False):
+    """What is said about a rule."""
 
-    task: str | None
-    key: str | None
     by: str | None
     why: str | None
     until: datetime | Duration | None
+
+
+class HoldTerms(CapTerms, total=False):
+    """The same, and what is held back, if no queue."""
+
+    task: str | None
+    key: str | None
 
 
 class Queues:
@@ -66,6 +73,20 @@ class Queues:
     ) -> bool:
         return await self._let_go(RuleKind.BLOCK, name, task, key)
 
+    async def acap(self, name: str, jobs: int, **terms: Unpack[CapTerms]) -> bool:
+        """Refuse puts (`QueueFull`) that would make more jobs than this wait in a queue.
+
+        Retries, emissions, callbacks and schedules are not refused.  `by`, `why`, `until` and the answer are
+        as those of `apause`.
+        """
+        check_options("queues.cap()", CapTerms, terms)
+        _check_cap(jobs)
+        return await self._add(RuleKind.CAP, place_of(name, None, None), terms, n=jobs)
+
+    async def auncap(self, name: str) -> bool:
+        """Let a queue hold any number again.  False if it had no cap."""
+        return await self._let_go(RuleKind.CAP, name, None, None)
+
     async def astate(
         self, name: str | None = None, *, task: str | None = None, key: str | None = None
     ) -> RuleState:
@@ -85,10 +106,14 @@ class Queues:
         return await (await self._client.piece(Operates)).drop(name)
 
     async def _hold(self, kind: RuleKind, name: str | None, terms: HoldTerms) -> bool:
-        scope, name = place_of(name, terms.get("task"), terms.get("key"))
+        return await self._add(kind, place_of(name, terms.get("task"), terms.get("key")), terms)
+
+    async def _add(
+        self, kind: RuleKind, place: tuple[Scope, str], terms: HoldTerms | CapTerms, n: int = 0
+    ) -> bool:
         by, why = author(terms.get("by"), self._client.actor), terms.get("why") or ""
         ends, lasts = end_of(terms.get("until"))
-        rule = Rule(kind, scope, name, by=by, why=why, until=ends, lasts=lasts)
+        rule = Rule(kind, *place, n, by=by, why=why, until=ends, lasts=lasts)
         return await (await self._client.piece(Rules)).add_rule(rule)
 
     async def _let_go(self, kind: RuleKind, name: str | None, task: str | None, key: str | None) -> bool:
@@ -102,4 +127,11 @@ class Queues:
     resume = blocking(aresume)
     block = blocking(ablock)
     unblock = blocking(aunblock)
+    cap = blocking(acap)
+    uncap = blocking(auncap)
     drop = blocking(adrop)
+
+
+def _check_cap(jobs: object) -> None:
+    if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 0:
+        raise BadSetting(f"a cap of {jobs!r} waiting jobs?  Give a whole number, 0 or more")

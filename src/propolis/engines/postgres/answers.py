@@ -237,7 +237,7 @@ def refusal_of(refused: SchemaRefused) -> PropolisError:
             return BatchSealed(refused.detail)
         case "PP003":
             detail = msgspec.json.decode(refused.detail)
-            return QueueFull(detail["queue"], detail["limit"])
+            return QueueFull(detail["queue"], detail["limit"], detail["would_hold"])
         case "PP004":
             return BadSetting(
                 f"this connection leads to another installation of propolis, in database {refused.detail!r}: "

@@ -711,8 +711,8 @@ def refusal(refused: ScriptRefused) -> PropolisError:
         case "PROPOLISSEALED":
             return BatchSealed(refused.detail)
         case "PROPOLISFULL":
-            cap, _, queue = refused.detail.partition(" ")
-            return QueueFull(queue, int(cap))
+            cap, would_hold, queue = refused.detail.split(" ", 2)
+            return QueueFull(queue, int(cap), int(would_hold))
         case code:
             return EngineError(f"a script refused with {code}: {refused.detail}")
 

@@ -80,7 +80,7 @@ class PutCheck:
         for queue, (cap, waiting) in self.caps.items():
             coming = sum(job.queue == queue for job in jobs)
             if coming and waiting + coming > cap:
-                raise QueueFull(queue, cap)
+                raise QueueFull(queue, cap, waiting + coming)
 
     def check_batches(self, jobs: Sequence[Envelope], opens: Sequence[Batch]) -> None:
         """Those of the jobs, and around the batches that are opened, are there and open, or opened before."""

@@ -123,8 +123,8 @@ class Steps(LimitSteps[E, B]):
         if self.ruled and bounded:
             for queue, coming in Counter(job.queue for job in jobs).items():
                 cap = self.ruling(RuleKind.CAP, Scope.QUEUE, queue)
-                if cap is not None and self.waiting(queue) + coming > cap.n:
-                    raise QueueFull(queue, cap.n)
+                if cap is not None and (would_hold := self.waiting(queue) + coming) > cap.n:
+                    raise QueueFull(queue, cap.n, would_hold)
         opened: set[str | None] = {None}
         joined: set[str | None] = set()
         for batch in opens:

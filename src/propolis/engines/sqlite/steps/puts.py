@@ -44,5 +44,5 @@ def check_room(work: Work, queues: set[str]) -> None:
         row = work.run("cap", queue=queue).fetchone()
         if row is not None and (row[1] is None or row[1] > work.now_us):
             tally = work.tally(queue)
-            if sum(tally[where] for where in WAITING) > row[0]:
-                raise QueueFull(queue, row[0])
+            if (would_hold := sum(tally[where] for where in WAITING)) > row[0]:
+                raise QueueFull(queue, row[0], would_hold)

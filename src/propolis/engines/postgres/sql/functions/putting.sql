@@ -394,7 +394,7 @@ BEGIN
         n := waiting_in(r.name, r.n);
         IF n > r.n THEN
             RAISE EXCEPTION USING errcode = 'PP003', message = 'queue full',
-                detail = jsonb_build_object('queue', r.name, 'limit', r.n)::text;
+                detail = jsonb_build_object('queue', r.name, 'limit', r.n, 'would_hold', n)::text;
         END IF;
     END LOOP;
 END $$;

@@ -56,8 +56,9 @@ local function check_room(coming)
     end
     for queue, n in pairs(coming) do
         local cap = redis.call('HGET', base .. 'caps', queue)
-        if cap and not is_over('cap:queue:' .. queue) and waiting_in(queue) + n > tonumber(cap) then
-            return redis.error_reply('PROPOLISFULL ' .. cap .. ' ' .. queue)
+        local would_hold = cap and not is_over('cap:queue:' .. queue) and waiting_in(queue) + n
+        if would_hold and would_hold > tonumber(cap) then
+            return redis.error_reply(string.format('PROPOLISFULL %s %d %s', cap, would_hold, queue))
         end
     end
     return nil

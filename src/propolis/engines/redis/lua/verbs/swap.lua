@@ -26,7 +26,7 @@ end
 local function check_puts(s, fresh, coming)
     local full = s.bounded and check_room(coming)
     if full then
-        return {0, 'queue-full', full.err:match('PROPOLISFULL %S+ (.*)$')}
+        return {0, 'queue-full', full.err:match('PROPOLISFULL %S+ %S+ (.*)$')}
     end
     local opened = {}
     for _, batch in ipairs(s.opens) do
