@@ -152,6 +152,19 @@ class QueueFull(PropolisError):
         self.would_hold = would_hold
 
 
+class DuplicateJob(PropolisError):
+    """The unique key of a call is held, and the call asked to be refused then.  Nothing was put."""
+
+    def __init__(self, task: str, unique: str | None, job_id: str) -> None:
+        super().__init__(
+            f"{task}: job {job_id} with the unique key {_shown(unique)} has not ended, so no other was put: "
+            f"wait for that one, or leave out on_conflict= to get a handle on it"
+        )
+        self.task = task
+        self.unique = unique
+        self.job_id = job_id
+
+
 class UnknownBatch(PropolisError):
     def __init__(self, batch: str) -> None:
         super().__init__(f"no batch {batch!r}: it was never opened, was deleted, or its time is over")

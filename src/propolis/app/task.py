@@ -29,7 +29,7 @@ from propolis.core.ids import new_id
 from propolis.core.policy import Policy, bounded, retried
 from propolis.core.protocols import Receipt
 from propolis.core.strategy import Archive, Bury, Delete, Repeat, Strategy
-from propolis.errors import BadCall, BadSetting, BrokenPayload
+from propolis.errors import BadCall, BadSetting, BrokenPayload, DuplicateJob
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -145,6 +145,7 @@ class CallOptions(TypedDict, total=False):
     job_id: str
     unique: str | tuple[str, ...] | None
     unique_until: UniqueUntil
+    on_conflict: Literal["keep", "refuse"]
     key: str | None
     batch: str | None
     on_success: Strategy
@@ -203,6 +204,7 @@ class Call(Generic[P, R_co]):
             self._fields.setdefault("unique_until", task.options.unique_until)
         self._tx = options.get("tx", UNSET)
         self._wait = seconds_to_wait(task.name, options)
+        self._refuses = refuses_conflicts(task.name, options)
         check_within(task.options, options)
         if "timeout" in options:
             check_timeout(task.function, replace(task.options, timeout_ms=self._fields["timeout_ms"]))
@@ -210,6 +212,7 @@ class Call(Generic[P, R_co]):
     def job(self, *args: P.args, **kwargs: P.kwargs) -> Envelope:
         """The job that `enqueue` would put.  With tx= it is refused: a job does not know of transactions."""
         check_put_here(self._task.name, self._tx, self._wait)
+        check_alone(self._task.name, self._refuses)
         return self._task.make_job(args, kwargs, self._fields, self._names)
 
     @overload
@@ -222,7 +225,7 @@ class Call(Generic[P, R_co]):
         The first step of a flow has all its arguments; the others get the result of the step before them
         as the first one, and have only the others here.
         """
-        for name in ("job_id", "batch", "tx", "wait"):
+        for name in ("job_id", "batch", "tx", "wait", "on_conflict"):
             if name in self._options:
                 raise BadSetting(f"{name}= is of no use to a step: its flow decides on that")
         return Flow((Single(self, args, kwargs),))
@@ -259,21 +262,30 @@ class Call(Generic[P, R_co]):
 
     def many(self, calls: Iterable[Any]) -> Many[R_co]:
         """One job per element, all under these circumstances."""
+        check_alone(self._task.name, self._refuses)
         return Many(self, calls)
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
         job = self._task.make_job(args, kwargs, self._fields, self._names)
         if self._tx is UNSET:
-            return self._task.handle(await self._task.client.aput(job, wait=self._wait))
-        [receipt] = await self._task.client.aput_in(self._tx, [job])
-        return self._task.handle(receipt)
+            receipt = await self._task.client.aput(job, wait=self._wait)
+        else:
+            [receipt] = await self._task.client.aput_in(self._tx, [job])
+        return self._handle(job, receipt)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
         job = self._task.make_job(args, kwargs, self._fields, self._names)
         client = self._task.client
         if self._tx is UNSET:
-            return self._task.handle(client.wait(client.aput(job, wait=self._wait)))
-        [receipt] = client.put_in(self._tx, [job])
+            receipt = client.wait(client.aput(job, wait=self._wait))
+        else:
+            [receipt] = client.put_in(self._tx, [job])
+        return self._handle(job, receipt)
+
+    def _handle(self, job: Envelope, receipt: Receipt) -> Handle[R_co]:
+        """The id of another job says that there is one; its own, that this put was repeated."""
+        if self._refuses and receipt.id != job.id:
+            raise DuplicateJob(self._task.name, job.unique, receipt.id)
         return self._task.handle(receipt)
 
 
@@ -617,6 +629,22 @@ def check_put_here(name: str, tx: Any, wait: float | None) -> None:
             f"{name}: {option}= goes with enqueue() and aenqueue() only: a batch, a schedule, a callback and "
             f"what is emitted are put in a step of their own, {why}"
         )
+
+
+def check_alone(name: str, refuses: bool) -> None:
+    """Of many jobs that are put together some may be there already, and the others are put."""
+    if refuses:
+        raise BadSetting(
+            f'{name}: on_conflict="refuse" goes with enqueue() and aenqueue() of one job: among many, look at '
+            f"`created` of their handles"
+        )
+
+
+def refuses_conflicts(name: str, options: CallOptions) -> bool:
+    on_conflict = options.get("on_conflict", "keep")
+    if on_conflict not in ("keep", "refuse"):
+        raise BadSetting(f'{name}: on_conflict={on_conflict!r} is unknown: write "keep" or "refuse"')
+    return on_conflict == "refuse"
 
 
 def seconds_to_wait(name: str, options: CallOptions) -> float | None:

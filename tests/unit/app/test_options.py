@@ -93,6 +93,7 @@ CALL_VALUES: dict[str, Any] = {
     "on_error": delete,
     "on_timeout": delete,
     "headers": {"a": "b"},
+    "on_conflict": "refuse",
     "wait": "30s",
     "tx": object(),  # which no job knows of: a call keeps it
 }
@@ -115,7 +116,7 @@ def of_task(given: Any) -> object:
 
 def of_call(given: Any) -> object:
     call = send.using(**given)
-    return call_fields(given), call._tx, call._wait
+    return call_fields(given), call._tx, call._wait, call._refuses
 
 
 def of_batch(given: Any) -> object:
