@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from propolis.app.batch.new_batch import BatchHandle
+from propolis.app.operate.breakers import BreakerChange, BreakerState
 from propolis.app.operate.limits import LimitUse
 from propolis.app.operate.rules import RuleState
 from propolis.app.operate.workers import WorkerInfo, WorkerState
@@ -16,6 +17,8 @@ __all__ = [
     "BatchHandle",
     "BatchState",
     "BatchStatus",
+    "BreakerChange",
+    "BreakerState",
     "Counts",
     "Durability",
     "Error",

@@ -11,7 +11,7 @@ from propolis.app.context import Job
 from propolis.app.operate.schedules import Declared
 from propolis.app.task import Task
 from propolis.core.clock import Clock
-from propolis.core.protocols import Durability, Engine, LendsTransactions, Limits, Records
+from propolis.core.protocols import Durability, Engine, LendsTransactions, Limits, Records, Rules
 from propolis.core.schedule import Overlap
 from propolis.engines.address import masked
 from propolis.errors import BadSetting, NoTransactions, UnknownTask
@@ -22,7 +22,7 @@ Next = Callable[[], Any]  # to be awaited; in a plain middleware it gives the va
 Middleware = Callable[[Job, Next], Any]
 
 END_EVENTS = ("finished", "timeout", "error", "dead", "lost")
-EVENTS = ("fetched", *END_EVENTS, "startup", "shutdown")
+EVENTS = ("fetched", *END_EVENTS, "startup", "shutdown", "breaker")
 
 
 class Registry:
@@ -61,6 +61,8 @@ class Registry:
         if known is not None and known.function is not task.function:
             raise BadSetting(f"there is already a task named {task.name!r}: give one of them another name=")
         self.tasks[task.name] = task
+        if task.options.breaker is not None:
+            self.client.needs |= {Records: "for its breakers", Rules: "for its breakers"}
 
     def task_named(self, name: str) -> Task[..., Any]:
         task = self.tasks.get(name)
@@ -117,6 +119,10 @@ class Registry:
     def on_lost(self, hook: F) -> F:
         """hook(job): its lease was lost, and what it did may be done again elsewhere."""
         return self._add("lost", hook)
+
+    def on_breaker(self, hook: F) -> F:
+        """hook(change): this worker has opened or closed a breaker; called with a `BreakerChange`, once."""
+        return self._add("breaker", hook)
 
     def on_startup(self, hook: F) -> F:
         """hook(state): a worker process starts; leave in `state` what its jobs share."""

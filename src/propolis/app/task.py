@@ -20,6 +20,7 @@ from propolis.app.client.handle import Handle
 from propolis.app.client.puts import bundles
 from propolis.app.flow.steps import Flow, Single
 from propolis.app.made_names import MadeNames
+from propolis.app.operate.breakers import Breaker
 from propolis.app.signature import Signature, decoder_for, encode_value
 from propolis.app.transaction import Transaction
 from propolis.core import wire
@@ -60,6 +61,7 @@ class CommandOptions(TypedDict, total=False):
     key: str
     unique: tuple[str, ...]
     unique_until: UniqueUntil
+    breaker: Breaker
 
 
 class TaskOptions(CommandOptions, total=False):
@@ -91,6 +93,7 @@ class Options(Struct, frozen=True, kw_only=True):
     key: str | None = None  # a template, whose names are parameters
     unique: tuple[str, ...] | None = None  # parameters
     unique_until: UniqueUntil = UniqueUntil.ENDED
+    breaker: Breaker | None = None
     check_arguments: bool = True
 
 
@@ -103,6 +106,8 @@ def declared_options(given: TaskOptions, *, check_arguments: bool) -> Options:
     fields: dict[str, Any] = {name: value for name, value in given.items() if name in _OPTIONS_AS_THEY_ARE}
     timeout, result_ttl = given.get("timeout"), given.get("result_ttl")
     max_timeout = given.get("max_timeout", timeout)
+    if not isinstance(given.get("breaker"), Breaker | None):
+        raise BadSetting(f"breaker={given['breaker']!r}: write breaker(…), from propolis.strategies")
     on_error = _on_error(given)
     general, rules = (DEFAULTS.on_error, on_error) if isinstance(on_error, Mapping) else (on_error, {})
     return Options(
@@ -635,8 +640,8 @@ def check_alone(name: str, refuses: bool) -> None:
     """Of many jobs that are put together some may be there already, and the others are put."""
     if refuses:
         raise BadSetting(
-            f'{name}: on_conflict="refuse" goes with enqueue() and aenqueue() of one job: among many, look at '
-            f"`created` of their handles"
+            f'{name}: on_conflict="refuse" goes with enqueue() and aenqueue() of one job: among many, look '
+            f"at `created` of their handles"
         )
 
 

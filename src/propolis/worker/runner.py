@@ -20,6 +20,7 @@ from propolis.app.operate.batches import StoredBatches
 from propolis.app.operate.failure_counts import failure_counts
 from propolis.app.registry import Middleware, Registry
 from propolis.app.signature import current
+from propolis.app.task import Task
 from propolis.app.transaction import Transaction
 from propolis.core import wire
 from propolis.core.job import (
@@ -81,6 +82,12 @@ class KnowsLeases(Protocol):
     def holds(self, lease: Lease) -> bool: ...
 
 
+class CountsRuns(Protocol):
+    """Whoever counts for breakers how runs end."""
+
+    def count(self, task: Task[..., Any], job: Job, outcome: Outcome | None) -> None: ...
+
+
 class CountsSettled(Protocol):
     """Whoever sees to the jobs whose end is recorded by their own transaction: the worker."""
 
@@ -103,6 +110,7 @@ class Runner:
         listener: Listener,
         counter: CountsSettled,
         run_log: RunLog,
+        breakers: CountsRuns | None = None,
     ) -> None:
         self._registry = registry
         self._leases = leases
@@ -111,6 +119,8 @@ class Runner:
         self._listener = listener
         self._counter = counter
         self._run_log = run_log
+        self._breakers = breakers
+        self._notes_every_end = run_log.every_end or breakers is not None
         self._judge = Judge(random.random)
         self._threads = SlotThreads()
         self.parked: set[tuple[str, str]] = set()  # queues and tasks of jobs that are not for us
@@ -119,7 +129,7 @@ class Runner:
     async def run(self, lease: Lease, slot: Slot) -> None:
         """Everything that happens to a job between its lease and its settling, which is for whoever called
         it: `slot.outcome`, or nothing if that is None."""
-        stops, run_log = self._leases.stops_wanted, self._run_log
+        stops = self._leases.stops_wanted
         if stops and (lease.id, lease.fence) in stops:
             slot.outcome = Cancelled()
             return
@@ -135,8 +145,8 @@ class Runner:
                 ended = await self._perform_in_transaction(attempt, slot)
             else:
                 ended = await self._perform(attempt, slot)
-            if ended.outcome is not DONE or run_log.every_end:
-                run_log.ended(attempt, ended, slot)
+            if ended.outcome is not DONE or self._notes_every_end:
+                self._note_end(attempt, ended, slot)
             if ended.settled:
                 self._counter.count_settled()
             slot.outcome = None if ended.settled else ended.outcome
@@ -374,6 +384,12 @@ class Runner:
         except BaseException as error:  # as in `run`
             return _buried(lease, job, error)
         return with_last_words(outcome, job) if isinstance(outcome, Dead) and job is not None else outcome
+
+    def _note_end(self, attempt: Attempt, ended: Ended, slot: Slot) -> None:
+        if ended.outcome is not DONE or self._run_log.every_end:
+            self._run_log.ended(attempt, ended, slot)
+        if self._breakers is not None:
+            self._breakers.count(attempt.task, attempt.job, ended.outcome)
 
     async def _report(self, attempt: Attempt, ended: Ended, slot: Slot) -> None:
         """Call the hooks that asked for it; nothing that they do changes the outcome."""

@@ -51,6 +51,7 @@ from propolis.worker.process.run_log import RunLog
 from propolis.worker.pump import Pump
 from propolis.worker.runner import Runner
 from propolis.worker.settings import Monotonic, Settings, default_holder, monotonic
+from propolis.worker.sweeping.breaker_watch import BreakerWatch
 from propolis.worker.sweeping.schedule_firing import Firer
 from propolis.worker.sweeping.sweeper import Sweeper
 from propolis.worker.sweeping.unknown_tasks import UnknownTasks
@@ -213,6 +214,7 @@ class Worker:
         apart = self._settings.isolate_suspects
         suspects = Suspects(self._registry.client, self._children, self, apart=apart)
         self._run_log = RunLog(self._settings, self._clock)
+        self._breakers = self._breaker_watch(engine)
         self._runner = Runner(
             self._registry,
             self._keeper,
@@ -221,6 +223,7 @@ class Worker:
             listener=self,
             counter=self,
             run_log=self._run_log,
+            breakers=self._breakers,
         )
         self._firer = Firer(engine, self._registry.declared_schedules)
         self._pump = Pump(
@@ -240,6 +243,12 @@ class Worker:
             engine, self._settings.holder, self._current_card, clock=self._clock, lasts=self._driven
         )
         self._showing = asyncio.create_task(self._show_forever(), name="propolis-presence")
+
+    def _breaker_watch(self, engine: Engine) -> BreakerWatch | None:
+        """None where no task has a breaker."""
+        if all(task.options.breaker is None for task in self._registry.tasks.values()):
+            return None
+        return BreakerWatch(engine, self._registry.hooks["breaker"], clock=self._clock)
 
     def _sweeper(self, engine: Engine, wake: Callable[[], None]) -> Sweeper:
         unknown = UnknownTasks(engine, self._settings, self._registry.tasks, self._clock)
@@ -465,6 +474,7 @@ class Worker:
         while not self._driven:
             async with self._pump.sweeper.beside:
                 await self._presence.beat()
+                await self.beat()
             await asyncio.sleep(SHOWN_EVERY)
 
     async def _tick_forever(self) -> None:
@@ -497,6 +507,11 @@ class Worker:
     async def renew(self) -> None:
         """Renew every lease now, as the keeper does by itself unless the worker is driven."""
         await self._keeper.renew_all()
+
+    async def beat(self) -> None:
+        """See to the breakers, as happens by itself unless the worker is driven."""
+        if self._breakers is not None:
+            await self._breakers.beat()
 
     def _give_up(self, slot: Slot) -> None:
         """It ignores its cancellation: settle for it, and leave the slot to it."""

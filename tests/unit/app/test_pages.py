@@ -1,4 +1,4 @@
-"""docs/keys.md and docs/back-pressure.md work as they are written."""
+"""The pages on keys, full queues and breakers work as they are written."""
 
 from __future__ import annotations
 
@@ -38,3 +38,14 @@ def test_queues_are_full_and_free_as_the_page_has_it(
     run_program_of("back-pressure.md")
 
     assert capsys.readouterr().out.splitlines() == ["mail jobs 2 3", "True 3", "True"]
+
+
+def test_a_breaker_opens_and_closes_as_the_page_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    run_program_of("breakers.md")
+
+    assert capsys.readouterr().out.splitlines() == [
+        "charge open",
+        "task 'charge' is paused by breaker",
+        "charge closed",
+        "0 wait",
+    ]

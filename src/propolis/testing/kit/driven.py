@@ -168,9 +168,11 @@ class DrivenWorker(Worker):
 
     @property
     def next_moment(self) -> float | None:
-        """When, by its clock, the next running job times out, or is given up because it does not stop."""
+        """When, by its clock, a running job times out or is given up, or a breaker is to be seen to."""
         patience = self._settings.stuck_after.total_seconds()
         slots = self._running()
         moments = [slot.deadline for slot in slots if slot.deadline is not None and slot.stop is None]
         moments += [slot.asked_at + patience for slot in slots if slot.asked_at is not None]
+        if self._breakers is not None and (beat := self._breakers.next_moment) is not None:
+            moments.append(beat)
         return min(moments, default=None)

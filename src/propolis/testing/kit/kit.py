@@ -415,6 +415,7 @@ class Kit(Inspecting):
         self._worker.tick()
         self._tick_us = 0.0
         await self._renew()
+        await self._worker.beat()
         while KIND in (await self.engine.sweep()).records_due and await self._worker.fire():
             pass
 
