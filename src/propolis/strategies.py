@@ -1,11 +1,12 @@
 """What becomes of a job after success, error or timeout: `repeat(5, exponential("2s")).then(dead)`.
 
-And what becomes of a task whose jobs fail too often: `breaker(failures="50%", of=20, within="1m")`.
+And what bounds the jobs of a task: `limit(3, rate="100/min")`, `breaker(failures="50%", within="1m")`.
 """
 
 from __future__ import annotations
 
 from propolis.app.operate.breakers import Breaker, breaker
+from propolis.app.operate.declared_limits import Limit, limit
 from propolis.core.strategy import (
     Archive,
     Backoff,
@@ -34,6 +35,7 @@ __all__ = [
     "Ending",
     "Exponential",
     "Fixed",
+    "Limit",
     "Repeat",
     "Strategy",
     "archive",
@@ -42,6 +44,7 @@ __all__ = [
     "delete",
     "exponential",
     "fixed",
+    "limit",
     "repeat",
     "repeat_forever",
 ]

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from propolis.app.client.client import Client
 from propolis.app.context import Job
+from propolis.app.operate.declared_limits import needed_for
 from propolis.app.operate.schedules import Declared
 from propolis.app.task import Task
 from propolis.core.clock import Clock
@@ -61,6 +62,7 @@ class Registry:
         if known is not None and known.function is not task.function:
             raise BadSetting(f"there is already a task named {task.name!r}: give one of them another name=")
         self.tasks[task.name] = task
+        self.client.needs |= needed_for(task)
         if task.options.breaker is not None:
             self.client.needs |= {Records: "for its breakers", Rules: "for its breakers"}
 

@@ -21,6 +21,7 @@ from propolis.app.client.puts import bundles
 from propolis.app.flow.steps import Flow, Single
 from propolis.app.made_names import MadeNames
 from propolis.app.operate.breakers import Breaker
+from propolis.app.operate.declared_limits import Limit
 from propolis.app.signature import Signature, decoder_for, encode_value
 from propolis.app.transaction import Transaction
 from propolis.core import wire
@@ -61,6 +62,7 @@ class CommandOptions(TypedDict, total=False):
     key: str
     unique: tuple[str, ...]
     unique_until: UniqueUntil
+    limit: Limit
     breaker: Breaker
 
 
@@ -93,6 +95,7 @@ class Options(Struct, frozen=True, kw_only=True):
     key: str | None = None  # a template, whose names are parameters
     unique: tuple[str, ...] | None = None  # parameters
     unique_until: UniqueUntil = UniqueUntil.ENDED
+    limit: Limit | None = None
     breaker: Breaker | None = None
     check_arguments: bool = True
 
@@ -106,8 +109,9 @@ def declared_options(given: TaskOptions, *, check_arguments: bool) -> Options:
     fields: dict[str, Any] = {name: value for name, value in given.items() if name in _OPTIONS_AS_THEY_ARE}
     timeout, result_ttl = given.get("timeout"), given.get("result_ttl")
     max_timeout = given.get("max_timeout", timeout)
-    if not isinstance(given.get("breaker"), Breaker | None):
-        raise BadSetting(f"breaker={given['breaker']!r}: write breaker(…), from propolis.strategies")
+    for name, kind in (("limit", Limit), ("breaker", Breaker)):
+        if not isinstance(given.get(name), kind | None):
+            raise BadSetting(f"{name}={given.get(name)!r}: write {name}(…), from propolis.strategies")
     on_error = _on_error(given)
     general, rules = (DEFAULTS.on_error, on_error) if isinstance(on_error, Mapping) else (on_error, {})
     return Options(
@@ -414,6 +418,14 @@ class Task(Generic[P, R_co]):
     @property
     def name(self) -> str:
         return self.options.name
+
+    @property
+    def declared_limit(self) -> Limit | None:
+        return self.options.limit
+
+    @property
+    def makes_keys(self) -> bool:
+        return self.options.key is not None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Call the function, here and now."""

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from propolis.app.context import extra_of
+from propolis.app.operate.declared_limits import sync as sync_limits
 from propolis.app.operate.schedules import sync
 from propolis.app.operate.workers import (
     QUEUES_BYTES,
@@ -273,8 +274,8 @@ class Worker:
         return replace(self._card, state=self._state, slots=sum(lane.size for lane in self._lanes))
 
     async def _start(self, engine: Engine) -> bool:
-        if not await self._schedules_stored(engine):
-            self._storing = asyncio.create_task(self._store_schedules(engine), name="propolis-schedules")
+        if not await self._declared_stored(engine):
+            self._storing = asyncio.create_task(self._store_declared(engine), name="propolis-schedules")
         await self._call_state_hooks("startup")
         await self._children.start()
         for lane in self._lanes:
@@ -295,25 +296,26 @@ class Worker:
         self.started.set()
         return True
 
-    async def _schedules_stored(self, engine: Engine) -> bool:
+    async def _declared_stored(self, engine: Engine) -> bool:
         """False where that cannot be now: jobs do not wait for it, and make room where there is none."""
         try:
             await sync(engine, self._registry.declared_schedules)
+            await sync_limits(engine, self._registry.tasks.values())
         except (Busy, OutcomeUnknown, StorageFull) as error:
             if self._storing is None:
-                log.warning("the schedules of this code are stored later: %s", error)
+                log.warning("the schedules and limits of this code are stored later: %s", error)
             return False
         return True
 
-    async def _store_schedules(self, engine: Engine) -> None:
+    async def _store_declared(self, engine: Engine) -> None:
         stored = False
         while not stored:
             await asyncio.sleep(STORED_EVERY)
             try:
-                stored = await self._schedules_stored(engine)
+                stored = await self._declared_stored(engine)
             except EngineError as error:
-                log.warning("the schedules of this code cannot be stored yet: %s", error)
-        log.info("the schedules of this code are stored")
+                log.warning("the schedules and limits of this code cannot be stored yet: %s", error)
+        log.info("the schedules and limits of this code are stored")
 
     async def _shut_down(self, pumping: asyncio.Task[None]) -> None:
         deadline = self._clock() + self._settings.grace.total_seconds()

@@ -38,6 +38,15 @@ def test_rates_and_limits_for_many_keys_are_put_as_the_page_has_it(
 
 
 def test_a_rate_limited_service_is_called_as_often_as_it_allows(capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(PROGRAMS[2], "limits.py", "exec"), {"__name__": "limits"})
+    exec(compile(PROGRAMS[3], "limits.py", "exec"), {"__name__": "limits"})
 
     assert capsys.readouterr().out == "[10, 10, 5]\n"
+
+
+def test_limits_are_declared_as_the_page_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(PROGRAMS[2], "declared.py", "exec"), {"__name__": "declared"})
+
+    assert capsys.readouterr().out.splitlines() == [
+        "task sync 10 None 1 code",
+        "task_key export * 3 0:00:00.600000 20 code",
+    ]

@@ -12,7 +12,7 @@ from propolis import App, cron, every
 from propolis.app.batch.plan import BatchOptions, plan_batch
 from propolis.app.task import CallOptions, TaskOptions, call_fields, declared_options
 from propolis.core.envelope import UniqueUntil
-from propolis.strategies import archive, breaker, delete
+from propolis.strategies import archive, breaker, delete, limit
 from propolis.values import BatchHandle
 
 app = App("memory://")
@@ -75,6 +75,7 @@ TASK_VALUES: dict[str, Any] = {
     "key": "tenant:{to}",
     "unique": ("to",),
     "unique_until": UniqueUntil.STARTED,
+    "limit": limit(3),
     "breaker": breaker(),
 }
 CALL_VALUES: dict[str, Any] = {

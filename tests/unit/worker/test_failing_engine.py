@@ -155,7 +155,7 @@ async def test_a_worker_whose_schedules_cannot_be_stored_yet_works_all_the_same(
             async with asyncio.timeout(20):
                 while [each.schedule.name for each in await app.schedules.alist()] != [hourly.name]:
                     await asyncio.sleep(0.005)  # no event shows this state
-    assert caplog.text.count("schedules of this code are stored later") == 1
+    assert caplog.text.count("schedules and limits of this code are stored later") == 1
 
 
 async def test_a_worker_that_waits_for_its_engine_stops_without_waiting_longer(
