@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import click
+from msgspec.structs import replace
 
+from propolis.app.operate.jobs import LIVE
 from propolis.cli.console.job_views import (
     ShownCall,
     all_fields,
@@ -17,11 +19,12 @@ from propolis.cli.console.job_views import (
     shown_value,
     state_of,
 )
-from propolis.cli.console.output import Cell, shown_span
+from propolis.cli.console.output import Cell, counted, shown_span
 from propolis.cli.console.session import PROBLEMS, Session, looks_at_app, on_app
 from propolis.cli.console.values import STATES, filter_for_state, filter_options
 from propolis.core.job import JobInfo, State
 from propolis.core.protocols import Filter
+from propolis.errors import BadSetting
 
 MAX_SHOWN = 50
 MAX_LIMIT = 1_000_000  # a list is held in memory
@@ -37,24 +40,46 @@ limit_option = click.option(
     show_default=True,
     help="Show at most so many.",
 )
+key_option = click.option("--key", help="Only those of this key: they are looked for among all the others.")
 values_option = click.option(
     "--args", "values", is_flag=True, help="Show arguments, result and checkpoint, not only their shape."
 )
 
 
+class CancelOptions(TypedDict):
+    """How many are cancelled, and whether they are."""
+
+    limit: int | None
+    dry_run: bool
+    yes: bool
+
+
 @click.group()
 def jobs() -> None:
-    """List, show, explain, cancel, replay or delete jobs."""
+    """List, count, show, explain, cancel, replay or delete jobs."""
 
 
 @jobs.command("list")
 @filter_options
 @click.option("--state", type=click.Choice(STATES), help="Only those in this state.")
+@key_option
 @limit_option
 @looks_at_app
-async def list_(session: Session, /, state: str | None, limit: int, **filters: Any) -> int | None:
+async def list_(
+    session: Session, /, state: str | None, key: str | None, limit: int, **filters: Any
+) -> int | None:
     """List jobs, the oldest first."""
-    return await list_jobs(session, filter_for_state(state, filters), limit)
+    return await list_jobs(session, filter_for_state(state, filters), limit, key)
+
+
+@jobs.command()
+@filter_options
+@click.option("--state", type=click.Choice(STATES), help="Only those in this state.")
+@key_option
+@looks_at_app
+async def count(session: Session, /, state: str | None, key: str | None, **filters: Any) -> None:
+    """Count jobs by their state.  It reads all of them; `propolis queues` counts whole queues at once."""
+    await say_counts(session, await session.jobs.acount(filter_for_state(state, filters), key=key))
 
 
 @jobs.command()
@@ -79,12 +104,53 @@ async def explain(session: Session, job_id: str) -> int | None:
 
 
 @jobs.command()
-@click.argument("job_ids", metavar="ID…", nargs=-1, required=True)
+@click.argument("job_ids", metavar="[ID]…", nargs=-1)
+@click.option("--queue", help="All of this queue that have not ended.")
+@click.option("--task", help="All of this task.")
+@click.option("--key", help="All of this key.")
+@click.option("--limit", type=click.IntRange(1), help="At most so many, the oldest first.")
+@click.option("--dry-run", is_flag=True, help="Only count them.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @on_app
-async def cancel(session: Session, job_ids: tuple[str, ...]) -> int | None:
-    """End jobs that wait, and ask those that run to stop."""
+async def cancel(
+    session: Session,
+    job_ids: tuple[str, ...],
+    queue: str | None,
+    task: str | None,
+    key: str | None,
+    **how: Unpack[CancelOptions],
+) -> int | None:
+    """End jobs that wait, and ask those that run to stop: by id, or all of a queue, a task or a key.
+
+    Of many it first says how many there are.  What is put meanwhile may stay: pause them first.
+    """
+    which = Filter(queue=queue, task=task)
+    if bool(job_ids) == (which != Filter() or key is not None):
+        raise BadSetting("say which: ids, or --queue, --task, --key")
+    if not job_ids:
+        return await cancel_all(session, which, key, **how)
     answers = await session.jobs.acancel(*job_ids)
     return report(session, "cancelled", "unknown, or ended already", zip(job_ids, answers, strict=True))
+
+
+async def cancel_all(
+    session: Session, which: Filter, key: str | None, *, limit: int | None, dry_run: bool, yes: bool
+) -> int | None:
+    if dry_run or not yes:
+        found = [await session.jobs.acount(replace(which, state=state), key=key) for state in LIVE]
+        await say_counts(session, {state: n for counts in found for state, n in counts.items()})
+        if dry_run:
+            return None
+        click.confirm("Cancel them?", abort=True, err=True)
+    cancelled = await session.jobs.acancel_all(which, key=key, limit=limit)
+    session.out.say(f"{counted(cancelled)} cancelled")
+    session.out.document({"cancelled": cancelled})
+    return None if cancelled else PROBLEMS
+
+
+async def say_counts(session: Session, counts: dict[State, int]) -> None:
+    session.out.say(", ".join(f"{n} {state.value}" for state, n in counts.items()) or "no job matches")
+    session.out.document({state.value: counts.get(state, 0) for state in State})
 
 
 @jobs.command()
@@ -129,8 +195,8 @@ def report(session: Session, done: str, why_not: str, answers: Iterable[tuple[st
 # --- lists -------------------------------------------------------------------------------
 
 
-async def list_jobs(session: Session, where: Filter, limit: int) -> int | None:
-    found = await session.jobs.afind(where, limit=limit)
+async def list_jobs(session: Session, where: Filter, limit: int, key: str | None = None) -> int | None:
+    found = await session.jobs.afind(where, key=key, limit=limit)
     if not found:
         session.out.note("no job matches")
         return PROBLEMS

@@ -760,3 +760,26 @@ def test_check_tells_what_is_wrong_in_the_storage_and_mends_it_only_when_asked(s
     assert "repaired: job lost of queue default stood nowhere" in result.stderr
     assert shell.json("check", "--url", shell.url)[0]["problems"] == []
     assert shell.lease().id == "lost"
+
+
+def test_all_jobs_of_a_key_are_counted_and_cancelled(shell: Shell) -> None:
+    for key in ("tenant:7", "tenant:7", "tenant:8"):
+        shell("enqueue", "mail.send", '"a"', "--key", key)
+    assert shell("jobs", "count", "--key", "tenant:7").stdout == "2 ready\n"
+    assert shell("jobs", "count", "--state", "done").stdout == "no job matches\n"
+    assert len(shell.json("jobs", "list", "--key", "tenant:7")) == 2
+    assert shell("jobs", "cancel", "--key", "tenant:7", "--dry-run").stdout == "2 ready\n"
+    assert shell.json("jobs", "count", "--key", "tenant:7")[0]["ready"] == 2
+    assert shell("jobs", "cancel", "--key", "tenant:7", "--yes").stdout == "2 jobs cancelled\n"
+    shell("jobs", "cancel", "--key", "tenant:7", "--yes", code=1)
+    assert shell("jobs", "count", "--task", "mail.send").stdout == "1 ready, 2 cancelled\n"
+    assert "say which: ids, or --queue" in shell("jobs", "cancel", code=2).stderr
+    assert "say which" in shell("jobs", "cancel", "an-id", "--key", "k", code=2).stderr
+
+
+def test_before_many_jobs_are_cancelled_it_is_asked(shell: Shell) -> None:
+    shell("enqueue", "mail.send", '"a"', "--key", "tenant:7")
+    refused = shell("jobs", "cancel", "--task", "mail.send", code=1)
+    assert "1 ready" in refused.stdout
+    assert "Cancel them?" in refused.stderr
+    assert shell("jobs", "count").stdout == "1 ready\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
 from typing import Any
@@ -18,6 +19,7 @@ from propolis.core.wire import check_moment
 Verb = Callable[..., Awaitable[list[bool]]]
 
 PAGE = 500
+LIVE = (State.READY, State.RUNNING)  # what waits first: it cannot begin to run while it is gone through
 EVERYTHING = Filter()
 
 
@@ -30,23 +32,34 @@ class Jobs:
     async def aget(self, job_id: str) -> JobInfo | None:
         return await (await self._client.piece(Inspects)).get(job_id)
 
-    async def afind(self, where: Filter = EVERYTHING, *, limit: int = 100) -> list[JobInfo]:
+    async def afind(
+        self, where: Filter = EVERYTHING, *, key: str | None = None, limit: int = 100
+    ) -> list[JobInfo]:
         """The oldest `limit` jobs that match; any of them where storage has many and no order of them.
 
-        It goes on until it has so many, however far that is.
+        It goes on until it has so many, however far that is.  Engines have no index of keys: those of a `key`
+        are found among all that match `where`, so name its queue or task if they are known.
         """
         found: list[JobInfo] = []
-        async for page in self._pages(where, limit):
-            found += page.jobs
+        async for page in self._pages(where, limit if key is None else PAGE):
+            found += _of_key(page.jobs, key)
             if len(found) >= limit:
                 break
         return found[:limit]
 
-    async def aeach(self, where: Filter = EVERYTHING) -> AsyncIterator[JobInfo]:
+    async def aeach(self, where: Filter = EVERYTHING, *, key: str | None = None) -> AsyncIterator[JobInfo]:
         """Every job that matches, page by page."""
         async for page in self._pages(where, PAGE):
-            for info in page.jobs:
+            for info in _of_key(page.jobs, key):
                 yield info
+
+    async def acount(self, where: Filter = EVERYTHING, *, key: str | None = None) -> dict[State, int]:
+        """How many jobs match, by their state.  It reads all that match `where`, page by page.
+
+        For whole queues `app.queues.counts()` reads nothing.
+        """
+        counts = Counter([info.state async for info in self.aeach(where, key=key)])
+        return {state: counts[state] for state in State if counts[state]}
 
     async def _pages(self, where: Filter, limit: int) -> AsyncIterator[Page]:
         """A page may be empty though there are more."""
@@ -64,6 +77,21 @@ class Jobs:
 
     async def acancel(self, *job_ids: str) -> list[bool]:
         return await (await self._client.piece(Operates)).cancel(job_ids)
+
+    async def acancel_all(
+        self, where: Filter = EVERYTHING, *, key: str | None = None, limit: int | None = None
+    ) -> int:
+        """Cancel every job that matches and has not ended, the first `limit` of them if given; how many.
+
+        What waits ends at once, what runs is asked to stop.  They go in bites; of what is put meanwhile some
+        may stay: pause the key, the task or the queue first where none is to.
+        """
+        states = LIVE if where.state is None else (where.state,)
+        cancelled = 0
+        for state in states:
+            left = None if limit is None else limit - cancelled
+            cancelled += await self._all(replace(where, state=state), self.acancel, left, None, key)
+        return cancelled
 
     async def areplay(self, *job_ids: str) -> list[bool]:
         """Give dead jobs another life."""
@@ -91,10 +119,17 @@ class Jobs:
         check_moment(f"job {job_id}", due_at)
         return await (await self._client.piece(Operates)).reschedule(job_id, due_at)
 
-    async def _all(self, where: Filter, verb: Verb, limit: int | None, ended_before: datetime | None) -> int:
+    async def _all(
+        self,
+        where: Filter,
+        verb: Verb,
+        limit: int | None,
+        ended_before: datetime | None,
+        key: str | None = None,
+    ) -> int:
         changed = taken = 0
         bundle: list[str] = []
-        async for info in self.aeach(where):
+        async for info in self.aeach(where, key=key):
             if ended_before is not None and (info.ended_at is None or info.ended_at >= ended_before):
                 continue
             if taken == limit:
@@ -109,12 +144,18 @@ class Jobs:
     get = blocking(aget)
     find = blocking(afind)
     explain = blocking(aexplain)
+    count = blocking(acount)
     cancel = blocking(acancel)
+    cancel_all = blocking(acancel_all)
     replay = blocking(areplay)
     replay_all = blocking(areplay_all)
     delete = blocking(adelete)
     purge = blocking(apurge)
     reschedule = blocking(areschedule)
+
+
+def _of_key(jobs: list[JobInfo], key: str | None) -> list[JobInfo]:
+    return jobs if key is None else [info for info in jobs if info.key == key]
 
 
 def dead(**fields: Any) -> Filter:
