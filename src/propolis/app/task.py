@@ -168,6 +168,9 @@ class CallOptions(TypedDict, total=False):
 _AS_THEY_ARE = CallOptions.__optional_keys__ & frozenset(Envelope.__struct_fields__)
 
 
+_SPECIAL = frozenset({"key", "unique", "tx", "wait", "on_conflict"})  # what a call has to do more for
+
+
 def call_fields(options: CallOptions) -> dict[str, Any]:
     """The options of a call as fields of its envelope."""
     check_options("using()", CallOptions, options)
@@ -190,7 +193,7 @@ def call_fields(options: CallOptions) -> dict[str, Any]:
         fields["result_ttl_ms"] = milliseconds(options["result_ttl"])
     if "job_id" in options:
         fields |= {"id": options["job_id"], "chosen": True}
-    if isinstance(options.get("unique"), tuple):
+    if "unique" in options and isinstance(options["unique"], tuple):
         del fields["unique"]  # it is made for each call
     return fields
 
@@ -208,20 +211,27 @@ class Call(Generic[P, R_co]):
         self._task = task
         self._options = options
         self._fields = call_fields(options)
-        self._names = task.names_under(options)
-        if task.options.unique_until is not UniqueUntil.ENDED:
-            self._fields.setdefault("unique_until", task.options.unique_until)
-        self._tx = options.get("tx", UNSET)
-        self._wait = seconds_to_wait(task.name, options)
-        self._refuses = refuses_conflicts(task.name, options)
+        self._names = task.made_names
+        self._tx: Any = UNSET
+        self._wait: float | None = None
+        self._put_only = self._refuses = False
+        if not _SPECIAL.isdisjoint(options):
+            self._names = task.names_under(options)
+            self._tx = options.get("tx", UNSET)
+            self._wait = seconds_to_wait(task.name, options)
+            self._refuses = refuses_conflicts(task.name, options)
+            self._put_only = self._tx is not UNSET or self._wait is not None or self._refuses
+        if task.unique_fields:
+            self._fields = task.unique_fields | self._fields
         check_within(task.options, options)
         if "timeout" in options:
             check_timeout(task.function, replace(task.options, timeout_ms=self._fields["timeout_ms"]))
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> Envelope:
         """The job that `enqueue` would put.  With tx= it is refused: a job does not know of transactions."""
-        check_put_here(self._task.name, self._tx, self._wait)
-        check_alone(self._task.name, self._refuses)
+        if self._put_only:
+            check_put_here(self._task.name, self._tx, self._wait)
+            check_alone(self._task.name, self._refuses)
         return self._task.make_job(args, kwargs, self._fields, self._names)
 
     @overload
@@ -405,6 +415,8 @@ class Task(Generic[P, R_co]):
         self.client = client
         self.signature = Signature(function, names)
         self.made_names = self._declared_names()
+        is_usual = options.unique_until is UniqueUntil.ENDED
+        self.unique_fields: dict[str, Any] = {} if is_usual else {"unique_until": options.unique_until}
         self._upgrades: list[Upgrade] = []
         self.is_async = is_async(function)
         functools.update_wrapper(self, function)
