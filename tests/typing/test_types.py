@@ -14,8 +14,8 @@ from propolis.app.task import SyncTask
 from propolis.core.envelope import Envelope
 from propolis.core.schedule import Schedule
 from propolis.flows import Flow, FlowRun, each, fork, start
-from propolis.strategies import dead
-from propolis.values import BatchHandle, Filter, JobInfo, Member
+from propolis.strategies import breaker, dead, limit
+from propolis.values import BatchHandle, Filter, JobInfo, Member, State
 
 app = App("memory://")
 
@@ -232,3 +232,20 @@ async def twins_are_typed_like_the_asynchronous_verbs(run: FlowRun[int], handle:
     app.jobs.get(5)  # type: ignore[arg-type]  # not a str
     app.jobs.purge(Filter(), most=3)  # type: ignore[call-arg]  # no such option
     run.result("1s", 2)  # type: ignore[call-arg]  # one too many
+
+
+@app.task(key="to:{to}", unique=("to",), limit=limit(3, rate="100/min", burst=20), breaker=breaker(per="key"))
+async def keyed(to: str) -> int:
+    return len(to)
+
+
+def what_is_made_of_arguments_changes_no_types() -> None:
+    call = keyed.using(wait="30s", on_conflict="refuse", unique=("to",), key=None)
+    assert_type(call.enqueue("a"), Handle[int])
+    call.enqueue(5)  # type: ignore[arg-type]
+    keyed.using(on_conflict="replace")  # type: ignore[arg-type]
+    app.task(unique="to")  # type: ignore[call-overload]
+    app.task(limit=3)  # type: ignore[call-overload]
+    breaker(per="queue")  # type: ignore[arg-type]
+    assert_type(app.jobs.count(key="to:a"), dict[State, int])
+    assert_type(app.queues.cap("mail", 3), bool)
