@@ -10,11 +10,16 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from enum import StrEnum
+from traceback import TracebackException
+from types import TracebackType
 
 from msgspec import Struct
 
 from propolis.core.batch import Batch
 from propolis.core.envelope import Envelope
+
+MAX_PART = 2000  # characters of what a traceback shows of one frame, or of a message
+MAX_TRACEBACK = 200_000  # characters of all of it: more than 1,000 frames, as the interpreter allows, take
 
 
 class State(StrEnum):
@@ -224,6 +229,28 @@ def describe(error: BaseException, traceback: str = "") -> Error:
         message=storable(message[:2000]),
         traceback=storable(traceback[-8000:]),
     )
+
+
+def traceback_text(error: BaseException, frames: TracebackType | None) -> str:
+    """As Python shows it, of bounded size: with each frame, and the beginning and the end of long texts."""
+    return joined(traceback_parts(error, frames))
+
+
+def traceback_parts(error: BaseException, frames: TracebackType | None) -> list[str]:
+    """Of any size: what Python shows of each frame, and of each error."""
+    return list(TracebackException(type(error), error, frames, compact=True).format())
+
+
+def joined(parts: list[str]) -> str:
+    return shortened("".join(shortened(part, MAX_PART) for part in parts), MAX_TRACEBACK)
+
+
+def shortened(text: str, most: int) -> str:
+    """`text`, or what it begins and ends with and how much is left out."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half:,} characters) ... {text[-half:]}"
 
 
 def name_of(kind: type[BaseException]) -> str:

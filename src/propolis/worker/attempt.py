@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 from enum import Enum
 from types import FrameType, TracebackType
 from typing import Any, Protocol
@@ -13,7 +12,7 @@ from msgspec import Struct
 from propolis.app.context import Job
 from propolis.app.flow.continuation import Continuation
 from propolis.app.task import Task
-from propolis.core.job import Error, Lease, Outcome
+from propolis.core.job import Error, Lease, Outcome, traceback_text
 from propolis.core.protocols import Lent
 from propolis.worker.settings import Monotonic
 
@@ -218,7 +217,7 @@ CALLERS = (f"{OURS}.worker", f"{OURS}.testing.kit", "asyncio", "contextlib")  # 
 
 
 def traceback_of(error: BaseException) -> str:
-    return "".join(traceback.format_exception(type(error), error, own_frames(error)))
+    return traceback_text(error, own_frames(error))
 
 
 def own_frames(error: BaseException) -> TracebackType | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import traceback
 from collections.abc import Sized
 from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import timedelta
@@ -38,6 +37,7 @@ from propolis.core.job import (
     Snoozed,
     Unknown,
     describe,
+    traceback_text,
 )
 from propolis.core.protocols import Inspects, LendsTransactions, Lent
 from propolis.engines.address import masked
@@ -442,5 +442,5 @@ def _broken(lease: Lease, error: PropolisError) -> Outcome:
 
 def _buried(lease: Lease, job: Job | None, error: BaseException) -> Outcome:
     log.error("job %s cannot be judged and is buried", lease.id, exc_info=error, extra=extra_of(lease))
-    buried = Dead(error=describe(error, "".join(traceback.format_exception(error))))
+    buried = Dead(error=describe(error, traceback_text(error, error.__traceback__)))
     return buried if job is None else with_last_words(buried, job)

@@ -14,6 +14,7 @@ from tests.unit.worker.working import record_of, work
 from propolis import App, BatchReport, Depends, Job
 from propolis.core.job import Error
 from propolis.strategies import dead
+from propolis.worker.process.log_lines import FORMAT, JsonLines, LogLines
 
 HERE = Path(__file__).name
 
@@ -117,3 +118,45 @@ async def test_what_the_task_calls_of_ours_is_shown(app: App) -> None:
     await work(app)
     frames = frames_of((await error_of(app, handle.id)).traceback)
     assert (frames[0], frames[-1][0]) == ((HERE, "save"), "signature.py")
+
+
+MUCH = "x" * 50_000_000
+
+
+def fail_with_much() -> None:
+    raise ValueError(MUCH)
+
+
+def fail_because_of_much() -> None:
+    try:
+        fail_with_much()
+    except ValueError as error:
+        raise KeyError("no") from error
+
+
+def fail_with_a_note() -> None:
+    error = ValueError("no")
+    error.add_note(MUCH)
+    raise error
+
+
+def fail_in_groups() -> None:
+    raise ExceptionGroup("no", [ValueError(MUCH) for _ in range(3)])
+
+
+@pytest.mark.parametrize("function", [fail_with_much, fail_because_of_much, fail_with_a_note, fail_in_groups])
+async def test_an_error_of_much_text_is_shown_with_its_frames_and_both_ends_of_the_text(
+    app: App, caplog: pytest.LogCaptureFixture, function: Callable[[], None]
+) -> None:
+    """All of it was logged, and what was stored had no frame."""
+    handle = await app.task(on_error=dead)(function).aenqueue()
+    await work(app)
+    error = await error_of(app, handle.id)
+    assert f"in {function.__name__}" in error.traceback
+    assert len(error.message) <= 2000
+    [logged] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    for formatter in (logging.Formatter(), LogLines(FORMAT), JsonLines()):
+        line = formatter.format(logged)
+        assert len(line) < 40_000
+        assert f"in {function.__name__}" in line
+        assert "characters)" in line

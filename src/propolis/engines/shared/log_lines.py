@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from propolis.core.job import MAX_PART, joined, traceback_parts
+
 LOGGERS = (
     "propolis",
     "propolis.engines",
@@ -15,7 +17,14 @@ LOGGERS = (
 
 
 def one_line(record: logging.LogRecord) -> bool:
-    """Spell out what could end the line, move a cursor, or turn the reading direction.  A traceback stays."""
+    """Spell out what could end the line, move a cursor, or turn the reading direction.
+
+    A traceback stays, unless what was raised has a long text: then what formatters keep of it is shorter.
+    """
+    if record.exc_info and (error := record.exc_info[1]) is not None:
+        parts = traceback_parts(error, record.exc_info[2])
+        if max(map(len, parts)) > MAX_PART:
+            record.exc_text = joined(parts)
     text = record.getMessage()
     if not text.isprintable():
         record.msg = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

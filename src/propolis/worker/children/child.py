@@ -17,7 +17,6 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import AsyncExitStack, contextmanager, suppress
@@ -37,7 +36,7 @@ from propolis.app.task import Task
 from propolis.app.transaction import Transaction
 from propolis.core import wire
 from propolis.core.envelope import Envelope
-from propolis.core.job import Lease, Progress, describe, storable
+from propolis.core.job import Lease, Progress, describe, storable, traceback_text
 from propolis.core.protocols import Engine, LendsTransactions, Lent
 from propolis.engines.address import Address, masked
 from propolis.errors import BadSetting, EngineError, LeaseLost, Misuse
@@ -264,7 +263,7 @@ class Host:
         try:
             self._lent = self._main.run(self._begun(url))
         except Exception as error:
-            return protocol.NotReady(describe(error, "".join(traceback.format_exception(error))))
+            return protocol.NotReady(describe(error, traceback_text(error, error.__traceback__)))
         return protocol.Begun()
 
     async def _begun(self, url: str) -> Lent:
@@ -432,7 +431,7 @@ def main() -> int:
     try:
         host = make_host(start, link)
     except BaseException as error:
-        link.send(protocol.NotReady(describe(error, "".join(traceback.format_exception(error)))))
+        link.send(protocol.NotReady(describe(error, traceback_text(error, error.__traceback__))))
         return 1
     while not isinstance(order := link.orders.get(), protocol.End):
         link.send(host.obey(order))

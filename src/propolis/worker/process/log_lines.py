@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from propolis.app.context import JobFilter
-from propolis.core.job import storable
+from propolis.core.job import storable, traceback_text
 from propolis.engines.address import masked_text
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -25,9 +25,15 @@ class LogFormat(StrEnum):
 
 
 class TimedLines(logging.Formatter):
-    """Lines with their time, of which all but the last digits are made once per second."""
+    """Lines with their time, of which all but the last digits are made once per second.
+
+    A traceback is of bounded size.
+    """
 
     _second: tuple[int, str] = (-1, "")
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return super().formatException(ei) if ei[1] is None else traceback_text(ei[1], ei[2]).rstrip("\n")
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
         if datefmt is not None:
