@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -125,6 +126,15 @@ async def leaves_thread() -> None:
 async def closes_descriptors() -> None:
     """All that the worker has: its database, its pipes, and what its event loop waits for."""
     os.closerange(3, 4096)
+
+
+@app.task(name="closes_sockets", result_ttl="1h")
+async def closes_sockets() -> None:
+    """With them goes what tells the event loop of signals; the storage may be a file, and goes on."""
+    for number in range(3, 4096):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                os.close(number)
 
 
 @app.task(name="sleeps")

@@ -129,16 +129,33 @@ def test_what_a_job_leaves_behind_does_not_keep_the_process_of_its_worker(app: R
     assert "the process ends without them" in worker.stderr
 
 
-@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
-def test_a_job_that_closes_what_is_not_its_own_ends_its_worker_loudly_and_its_neighbours_run_elsewhere(
-    app: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: str
-) -> None:
-    """F58: its process can do nothing any more; neither does it hang, nor end as if all were well."""
-    if loop == "asyncio":
+@pytest.fixture(params=["uvloop", "asyncio"])
+def loop(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The kind of event loop that workers have here."""
+    if request.param == "asyncio":
         (tmp_path / "uvloop.py").write_text("raise ImportError")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     else:
         pytest.importorskip("uvloop")
+    return str(request.param)
+
+
+def test_a_worker_whose_sockets_a_job_has_closed_ends_loudly(app: Registry, loop: str) -> None:
+    """F58, F59: deaf to signals, and with bytes of theirs in connections that had got the old numbers."""
+    hostile = app.tasks["closes_sockets"].enqueue()
+    worker = work("--concurrency", "1")
+    assert worker.returncode == 1
+    assert "a descriptor of this process was closed" in worker.stderr
+    after = app.tasks["neighbour"].enqueue(str(HERE))
+    assert work("--until-empty").returncode == 0
+    for handle in (hostile, after):
+        assert record_of(app, handle).state is State.DONE
+
+
+def test_a_job_that_closes_what_is_not_its_own_ends_its_worker_loudly_and_its_neighbours_run_elsewhere(
+    app: Registry, tmp_path: Path, loop: str
+) -> None:
+    """F58: its process can do nothing any more; neither does it hang, nor end as if all were well."""
     sign = tmp_path / "sign"
     neighbours = [app.tasks["neighbour"].enqueue(str(sign)) for _ in range(2)]
     hostile = app.tasks["closes_descriptors"].enqueue()

@@ -132,6 +132,7 @@ def run_to_the_end(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, No
             if working.done():
                 raise
             log.error("a task of a job wants to end the process (%r): the worker goes on", leaving)
+            signals.loop_goes_on()
     working.result()
 
 

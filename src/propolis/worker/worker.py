@@ -482,6 +482,7 @@ class Worker:
     async def _tick_forever(self) -> None:
         try:
             while not self._driven:
+                signals.end_if_deaf()
                 busy = self.tick()
                 await asyncio.sleep(TICK if busy else IDLE_TICK)
         except Exception as error:

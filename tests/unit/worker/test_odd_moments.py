@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import signal
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,8 @@ from propolis.testing.engines.samples import a_job
 from propolis.values import Filter, Scope, State
 from propolis.worker import Settings, Worker
 from propolis.worker.children.processes import Child
-from propolis.worker.supervisor import Supervisor
+from propolis.worker.process import signals
+from propolis.worker.supervisor import Supervisor, loop_factory, run_to_the_end
 from propolis.worker.sweeping.unknown_tasks import KIND, UnknownTasks, record_name
 
 SOON = timedelta(milliseconds=50)
@@ -300,3 +304,28 @@ async def test_a_supervisor_that_waits_for_a_process_can_be_stopped(monkeypatch:
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", none_is_left)
     assert await supervisor.run() == 0
+
+
+# --- descriptors that jobs have closed: the whole of it is in test_hostile_jobs.py -------------
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, loop_factory()])
+def test_a_loop_that_a_job_has_ended_and_that_goes_on_is_not_deaf(
+    make_loop: Callable[[], asyncio.AbstractEventLoop] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W.4: uvloop has other descriptors from then on."""
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+
+    async def work() -> None:
+        signals.handle_in_loop({signal.SIGUSR1: lambda: None})
+        signals.end_if_deaf()
+        asyncio.get_running_loop().call_soon(sys.exit)
+        for _ in range(3):
+            await asyncio.sleep(0)
+            signals.end_if_deaf()
+
+    loop = (make_loop or asyncio.new_event_loop)()
+    run_to_the_end(loop, work())
+    loop.close()
+    assert ended == []
