@@ -7,25 +7,14 @@ import os
 import time
 from pathlib import Path
 
+from tests.system.moved_clock import clock_of_the_test
+
 from propolis import App, Job
 from propolis.strategies import archive, fixed, repeat
 
 LEDGER = Path(os.environ["PROPOLIS_TEST_LEDGER"])
 
-
-class MovedClock:
-    """The machine's, moved on by as many microseconds as a file says: for all processes of a test."""
-
-    def __init__(self, moved: Path) -> None:
-        self._moved = moved
-
-    def now_us(self) -> int:
-        return time.time_ns() // 1000 + int(self._moved.read_text(encoding="ascii"))
-
-
-CLOCK = os.environ.get("PROPOLIS_TEST_CLOCK")
-
-app = App(os.environ["PROPOLIS_TEST_URL"], clock=MovedClock(Path(CLOCK)) if CLOCK else None)
+app = App(os.environ["PROPOLIS_TEST_URL"], clock=clock_of_the_test())
 
 
 def write_down(what: str, job: Job) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
 
 
 class Line(NamedTuple):
@@ -41,7 +42,9 @@ class Fleet:
             "PROPOLIS_URL": self.url,
             "PROPOLIS_TEST_URL": self.url,
             "PROPOLIS_TEST_LEDGER": str(self.ledger),
-            "PYTHONPATH": os.pathsep.join([str(path), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(path), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
         }
 
     def start(self, *options: str, quiet: bool = False) -> subprocess.Popen[str]:

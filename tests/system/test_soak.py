@@ -8,8 +8,8 @@ import random
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,25 +19,13 @@ from propolis import App
 from propolis.core.protocols import Repairs
 from propolis.errors import PropolisError
 from propolis.testing.engines.samples import a_job
-from propolis.testing.servers.proxy import Proxy
-from propolis.testing.servers.redis import RedisServer
-from propolis.testing.servers.serving import PostgresServer
 from propolis.values import Filter, State
 
 from .fleet import Fleet
+from .places import Place, Where, postgres, redis, sqlite
 
 WORKERS = 3
 REASONS = {"crashed", "lost", "released"}  # why a job may have run again
-
-
-@dataclass
-class Place:
-    """Where jobs are kept, and the way there of whoever puts them."""
-
-    url: str
-    through_proxy: str
-    server: PostgresServer | RedisServer | None = None
-    proxy: Proxy | None = None
 
 
 @dataclass
@@ -122,41 +110,12 @@ class Soak:
         await self.resume()
 
 
-@asynccontextmanager
-async def sqlite(folder: Path) -> AsyncIterator[Place]:
-    yield Place(url := f"sqlite:///{folder}/jobs.db", url)
-
-
-@asynccontextmanager
-async def postgres(folder: Path) -> AsyncIterator[Place]:
-    server = PostgresServer(folder, durable=True)
-    server.start()
-    try:
-        async with Proxy(server.port) as proxy:
-            by_proxy = f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres?patience=3s"
-            yield Place(server.url, by_proxy, server, proxy)
-    finally:
-        server.stop()
-
-
-@asynccontextmanager
-async def redis(folder: Path) -> AsyncIterator[Place]:
-    server = RedisServer(folder / "redis", durable=True, settings={"appendfsync": "always"})
-    server.start()
-    try:
-        async with Proxy(server.port) as proxy:
-            by_proxy = f"redis://127.0.0.1:{proxy.port}/0?patience=3s"
-            yield Place(server.url, by_proxy, server, proxy)
-    finally:
-        server.stop()
-
-
 @pytest.mark.parametrize("where", [sqlite, postgres, redis])
-async def test_after_random_faults_the_books_are_right(
-    where: Callable[[Path], AbstractAsyncContextManager[Place]], request: pytest.FixtureRequest
-) -> None:
+async def test_after_random_faults_the_books_are_right(where: Where, request: pytest.FixtureRequest) -> None:
     """F01, F02, F11, F14, F15, I8, L3: kill -9, SIGSTOP, restarts, lost answers, pauses and cancels."""
-    seconds = 3600.0 if request.config.getoption("--full") else 40.0  # two minutes for the three of them
+    seconds = (
+        1200.0 if request.config.getoption("--full") else 40.0
+    )  # an hour for the three of them, or two minutes
     seed = int(os.environ.get("PROPOLIS_SOAK_SEED", 0)) or random.SystemRandom().randrange(2**32)
     print(f"PROPOLIS_SOAK_SEED={seed}")  # shown where it fails
     async with AsyncExitStack() as stack:
