@@ -113,9 +113,8 @@ class Soak:
 @pytest.mark.parametrize("where", [sqlite, postgres, redis])
 async def test_after_random_faults_the_books_are_right(where: Where, request: pytest.FixtureRequest) -> None:
     """F01, F02, F11, F14, F15, I8, L3: kill -9, SIGSTOP, restarts, lost answers, pauses and cancels."""
-    seconds = (
-        1200.0 if request.config.getoption("--full") else 40.0
-    )  # an hour for the three of them, or two minutes
+    # An hour for the three of them, or two minutes.
+    seconds = 1200.0 if request.config.getoption("--full") else 40.0
     seed = int(os.environ.get("PROPOLIS_SOAK_SEED", 0)) or random.SystemRandom().randrange(2**32)
     print(f"PROPOLIS_SOAK_SEED={seed}")  # shown where it fails
     async with AsyncExitStack() as stack:

@@ -13,7 +13,7 @@ PAYLOAD = "x" * 250  # with the envelope around it about 300 bytes, as a mail or
 
 
 class Tasks:
-    """`heard` is told when a job that is timed starts; `ran` counts those that are not."""
+    """`heard` is called when a job that is timed starts; `ran` counts those that are not."""
 
     def __init__(self, place: BenchPlace, heard: Callable[[float], None] = lambda _: None) -> None:
         self.app = app = App(place.url)

@@ -58,7 +58,7 @@ UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 class Program(click.Group):
     def main(self, *args: Any, **more: Any) -> Any:
-        if sys.stdout is None and sys.argv[1:2] != ["worker"]:  # nothing is done that nobody is told of
+        if sys.stdout is None and sys.argv[1:2] != ["worker"]:  # nothing is done of which nobody would hear
             sys.exit("error: the standard output is closed: redirect it to a file, or to /dev/null")
         try:
             return super().main(*args, **more)

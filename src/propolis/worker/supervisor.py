@@ -234,7 +234,7 @@ def supervise(arguments: Sequence[str], processes: int, grace: timedelta, *, for
 
 
 class Kept:
-    """One worker process, and what it says and is told."""
+    """One worker process, with the two pipes between it and us."""
 
     def __init__(self, process: Process, ready: int) -> None:
         self.process = process

@@ -446,7 +446,7 @@ class RedisEngine(FromExchange, RedisFeeds):
         answer = await self._call("sweep", limit, "" if dead_max is None else dead_max, by or "")
         promoted, reaped, expired, removed, now, next_us, again_us, doors, kinds, *found = answer
         ended, parked, ranks, broken = found
-        self._tell_broken(broken)
+        self._log_broken(broken)
         await self._take_in_from(readable(doors))
         swept = Swept(
             promoted,
@@ -464,8 +464,8 @@ class RedisEngine(FromExchange, RedisFeeds):
     async def repair(self, *, mend: bool) -> list[str]:
         return await repair(self._call, mend=mend, alone=self._shard_map is None)
 
-    def _tell_broken(self, broken: Sequence[bytes]) -> None:
-        """Once, what somebody else has written where only our scripts write."""
+    def _log_broken(self, broken: Sequence[bytes]) -> None:
+        """Once each: what somebody else has written where only our scripts write."""
         for name, why in zip(broken[::2], broken[1::2], strict=True):
             if name not in self._logged_broken:
                 self._logged_broken.add(name)

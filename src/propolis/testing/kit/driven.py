@@ -72,7 +72,7 @@ class RememberingEngine(MemoryEngine):
 
 
 class DrivenWorker(Worker):
-    """The real worker: only that it leases when it is told to, and its clock is looked at by its driver."""
+    """The real worker: but it leases when its driver says so, who also watches its clock."""
 
     _killed = False
     around: Middleware | None = None  # every run, outside of what the app itself puts there

@@ -391,7 +391,7 @@ class ChildPool:
 
 
 class TransactionInChild:
-    """What its job writes, in the child, and the end that is told to it here are one commit."""
+    """What its job writes, in the child, and its end, which the worker sends to it, are one commit."""
 
     connection = None  # it is there
 

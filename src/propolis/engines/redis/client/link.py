@@ -115,7 +115,7 @@ class RedisLink:
         except BaseException:
             await self.close()
             raise
-        _tell_of_plain_text(self.target)
+        _warn_of_plain_text(self.target)
         return True
 
     async def close(self) -> None:
@@ -219,7 +219,7 @@ class _PerLoop:
         await self.router.close()
 
 
-def _tell_of_plain_text(target: Target) -> None:
+def _warn_of_plain_text(target: Target) -> None:
     """Once for each set of hosts."""
     hosts = sorted({place[0] for place in target.places if not isinstance(place, str)})
     others = [host for host in hosts if not is_loopback(host)]

@@ -420,7 +420,7 @@ class Steps(LimitSteps[E, B]):
             self._end(entry, State.CANCELLED, keep_us, "cancelled")
         elif not entry.cancel_requested:
             entry.cancel_requested = True
-            self._tell(entry, "cancel-requested")
+            self._add_event(entry, "cancel-requested")
             self.changed(entry)
         return True
 
@@ -429,7 +429,7 @@ class Steps(LimitSteps[E, B]):
         if entry is None or entry.state is not State.READY:
             return False
         entry.due_us, entry.given, entry.parked = due_us, True, False
-        self._tell(entry, "rescheduled")
+        self._add_event(entry, "rescheduled")
         self.place(entry)
         return True
 
@@ -440,7 +440,7 @@ class Steps(LimitSteps[E, B]):
         key = entry.job.unique
         if key is not None and self.holder_of(key) is not None:
             return False
-        self._tell(entry, "replayed", f"was dead: {entry.reason}")
+        self._add_event(entry, "replayed", f"was dead: {entry.reason}")
         entry.state = State.READY
         entry.attempts = entry.failures = entry.losses = entry.crashes = 0
         entry.ended_us = entry.keep_us = entry.expires_us = entry.started_us = None
@@ -510,5 +510,5 @@ class Steps(LimitSteps[E, B]):
                 return True
         return False
 
-    def _tell(self, entry: E, kind: str, note: str = "") -> None:
+    def _add_event(self, entry: E, kind: str, note: str = "") -> None:
         entry.add_event(Event(from_us(self.now_us), kind, entry.attempts, entry.fence, "", note))

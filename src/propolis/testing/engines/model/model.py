@@ -2,7 +2,7 @@
 
 `Model` answers the verbs of an engine and knows what the engine must show afterwards.  It shares no
 code with the engines, so that a mistake would have to be made twice to go unseen.  It is slow, and
-knows only one thing less than an engine: the numbers of the fences, which it is told (`learn`).
+knows only one thing less than an engine: the numbers of the fences, which it learns from it (`learn`).
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class LeasedTwice(Wrapped):
 
 
 class RevivingRenewal(Wrapped):
-    """A renewal that comes too late is told that it came in time."""
+    """A renewal that comes too late is accepted as if it came in time."""
 
     async def renew(self, leases: Sequence[Lease], *, span: timedelta) -> list[Renewal]:
         running = {(info.id, info.fence) for info in await self.every(Filter(state=State.RUNNING))}
