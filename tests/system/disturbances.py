@@ -25,21 +25,38 @@ from propolis.testing.engines.samples import a_job
 from propolis.testing.engines.steps import a_batch
 
 from .fleet import wait_for
-from .load import Bench
+from .load import OTHER_TASK, Bench
 
 Disturbance = Callable[[Bench], None]
 
 
 def pause(bench: Bench) -> None:
-    """Its queue, then its key; all of it runs afterwards."""
+    """Its queue, its task, then its key; all of it runs afterwards."""
     bench.app.queues.pause("other")
     ids = bench.put_waiting()
     bench.go_on()
-    bench.app.queues.pause(key="tenant")
+    bench.app.queues.pause(task=OTHER_TASK)
     bench.app.queues.resume("other")
+    bench.go_on()
+    bench.app.queues.pause(key="tenant")
+    bench.app.queues.resume(task=OTHER_TASK)
     bench.go_on()
     bench.app.queues.resume(key="tenant")
     wait_for(lambda: bench.ended() >= ids)
+
+
+def cancel(bench: Bench) -> None:
+    """Most of what waits, by those who look for it one by one; it never runs, and the rest does."""
+    bench.app.queues.pause("other")
+    ids = sorted(bench.put_waiting())
+    cancelled = ids[: len(ids) * 6 // 10]
+    for first in range(0, len(cancelled), 1000):
+        bundle = cancelled[first : first + 1000]
+        assert bench.app.jobs.cancel(*bundle) == [True] * len(bundle)
+    bench.others -= set(cancelled)
+    bench.go_on()
+    bench.app.queues.resume("other")
+    wait_for(lambda: bench.ended() >= set(ids) - set(cancelled))
 
 
 def drop(bench: Bench) -> None:
@@ -164,7 +181,12 @@ def frozen_pooled_client(bench: Bench) -> None:
         frozen.communicate()
 
 
-EVERYWHERE: dict[str, Disturbance] = {"pause": pause, "drop": drop, "delete_batch": delete_batch}
+EVERYWHERE: dict[str, Disturbance] = {
+    "pause": pause,
+    "cancel": cancel,
+    "drop": drop,
+    "delete_batch": delete_batch,
+}
 ON_POSTGRES: dict[str, Disturbance] = {
     "idle in a batch": idle_in_batch,
     "idle with a key": idle_with_a_key,

@@ -196,6 +196,18 @@ def _all_done(app: App, ids: list[str]) -> bool:
     return len(app.jobs.find(Filter(state=State.DONE), limit=len(ids) + 1)) == len(ids)
 
 
+def test_a_worker_whose_file_is_gone_ends_with_an_error(fleet: Fleet, app: App, tmp_path: Path) -> None:
+    """Within a sweep: what is put now goes nowhere, and somebody is to start it anew."""
+    worker = fleet.start()
+    marker = put(app, "sleep", 0)
+    wait_for(lambda: ended(app, marker))
+    for name in ("jobs.db", "jobs.db-wal", "jobs.db-shm"):
+        (tmp_path / name).rename(tmp_path / f"old-{name}")
+    assert worker.wait(120) == 1
+    assert worker.stderr is not None
+    assert "deleted or replaced" in worker.stderr.read()
+
+
 def test_an_idle_worker_sleeps(fleet: Fleet, app: App) -> None:
     """S1.25, S1.27: it wakes up a few times in a second; and nothing appears out of nothing."""
     worker = fleet.start()
