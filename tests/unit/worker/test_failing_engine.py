@@ -15,7 +15,7 @@ from tests.unit.worker.working import record_of, until, until_state, work, worki
 
 from propolis import App, Job
 from propolis.core.envelope import Envelope
-from propolis.core.job import Done
+from propolis.core.job import Done, Lease
 from propolis.core.protocols import Exchange, Records
 from propolis.core.records import Swap
 from propolis.engines.memory import MemoryEngine
@@ -214,6 +214,74 @@ async def test_outcomes_that_are_large_together_are_settled_in_bundles(
     await work(app)
     assert [(await record_of(app, handle.id)).state for handle in handles] == [State.DONE] * 6
     assert [bundle for bundle in bundles if sum(bundle) > BUNDLE] == [[1100 * EMISSION + 2]]
+
+
+async def test_nobody_waits_for_an_outcome_that_cannot_be_stored(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S2.33: the lightest go first, also where the heaviest has ended before them."""
+    engine = await app.ready()
+    monkeypatch.setattr("propolis.worker.pump.FIRST_BACKOFF", 0.001)
+    real, full, refused, beside = engine.exchange, True, asyncio.Event(), asyncio.Event()
+
+    async def exchange(outcomes: Any, *args: Any, **options: Any) -> Any:
+        if full and sum(weight_of(outcome) for _, outcome in outcomes) > BUNDLE:
+            refused.set()
+            raise StorageFull("jobs")
+        return await real(outcomes, *args, **options)
+
+    monkeypatch.setattr(engine, "exchange", exchange)
+
+    @app.task(on_success=archive)
+    async def heavy(job: Job) -> None:
+        await beside.wait()
+        for _ in range(1 + BUNDLE // EMISSION):
+            job.emit(light)
+
+    @app.task(on_success=archive)
+    async def light() -> None:
+        beside.set()
+        await refused.wait()
+
+    async with working(app):
+        handles = [await heavy.aenqueue(), await light.aenqueue()]
+        await until_state(app, handles[1].id, State.DONE)
+        assert (await record_of(app, handles[0].id)).state is State.RUNNING
+        full = False
+        await until_state(app, handles[0].id, State.DONE)
+
+
+async def test_what_is_recorded_later_keeps_its_lease(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L6, F50: its outcome wants what somebody's open transaction holds; it is given again and again."""
+    engine = await app.ready()
+    monkeypatch.setattr("propolis.worker.pump.LATER", 0.001)
+    real, held, put_off = engine.exchange, True, 0
+
+    async def exchange(outcomes: Any, *args: Any, **options: Any) -> Exchange:
+        nonlocal put_off
+        if not (held and outcomes):
+            return await real(outcomes, *args, **options)
+        put_off += 1
+        got = await real([], *args, **options)
+        return Exchange(got.lost, got.leases, [lease for lease, _ in outcomes])
+
+    monkeypatch.setattr(engine, "exchange", exchange)
+
+    @app.task(on_success=archive)
+    async def quick(job: Job) -> None:
+        leases.append(job.lease)
+
+    leases: list[Lease] = []
+    async with working(app) as worker:
+        handle = await quick.aenqueue()
+        await until(lambda: put_off > 1)  # so that the pump has the first of these answers
+        [lease] = leases
+        assert worker._keeper.holds(lease)
+        assert worker._pump.settled == 0
+        held = False
+        await until_state(app, handle.id, State.DONE)
+        await until(lambda: not worker._keeper.holds(lease))
+        assert (worker._pump.settled, len(leases)) == (1, 1)
 
 
 async def test_where_notes_have_no_room_jobs_end_and_what_is_saved_comes_again(
