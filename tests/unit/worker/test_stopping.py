@@ -28,19 +28,20 @@ async def test_stopping_lets_short_jobs_finish_and_releases_long_ones(
     started: Counter[str] = Counter()
 
     @app.task(on_success=archive)
-    async def sleep(name: str, seconds: float) -> None:
+    async def run(name: str) -> None:
         started[name] += 1
-        await asyncio.sleep(seconds)
+        await until(lambda: "stopping: " in caplog.text)
+        if name == "long":
+            await asyncio.Event().wait()
 
-    short = await sleep.aenqueue("short", 0.05)
-    long = await sleep.aenqueue("long", 60)
-    waiting = await sleep.aenqueue("waiting", 0)
-    worker = Worker(app, Settings(lanes=[Lane({"default": 1}, 2)], grace=timedelta(milliseconds=300)))
+    short, long = await run.aenqueue("short"), await run.aenqueue("long")
+    waiting = await run.aenqueue("waiting")
+    worker = Worker(app, Settings(lanes=[Lane({"default": 1}, 2)], grace=timedelta(seconds=1)))
     running = asyncio.create_task(worker.run())
     await until(lambda: started["short"] + started["long"] == 2)
     worker.stop()
     await running
-    assert "stopping: 2 jobs have 0.3 s (a second signal gives them back at once)" in caplog.text
+    assert "stopping: 2 jobs have 1 s (a second signal gives them back at once)" in caplog.text
     assert (await record_of(app, short.id)).state is State.DONE
     released = await record_of(app, long.id)
     assert (released.state, released.attempts, released.crashes) == (State.READY, 0, 0)
