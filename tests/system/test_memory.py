@@ -131,7 +131,7 @@ def test_of_a_container_that_dies_whole_only_the_poison_does(
     with container.dying_whole():
         while not contained.all_ended(everyone):
             worker = contained.start("-q", "default=20")
-            wait_for(lambda: contained.all_ended(everyone) or has_died(worker, container))  # noqa: B023
+            wait_for(lambda: contained.all_ended(everyone) or has_died(worker, container), 240)  # noqa: B023
             if has_died(worker, container):
                 assert worker.returncode == -signal.SIGKILL
                 contained.go_on(everyone)

@@ -50,7 +50,7 @@ def workers(*options: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(240):
         while not await condition():
             await asyncio.sleep(0.02)
 

@@ -118,7 +118,7 @@ async def test_nothing_is_lost_and_every_second_run_is_explained(tmp_path: Path)
         fleet = Fleet(server.url, ledger)
         fleet.start()
         try:
-            async with asyncio.timeout(100):
+            async with asyncio.timeout(240):
                 restarting = asyncio.create_task(keep_restarting(server))
                 killing = asyncio.create_task(fleet.keep_killing())
                 put = await produce(app)

@@ -317,7 +317,7 @@ def test_a_child_that_is_forked_during_the_first_import_can_put(engine_url: str)
 def said_by(program: str) -> list[str]:
     """The lines of a program that ends by itself, and complains of nothing."""
     ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     return ended.stdout.splitlines()
