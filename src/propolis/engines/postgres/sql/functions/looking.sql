@@ -182,44 +182,24 @@ $$;
 -- in the order of puts, the server might walk over all others by its key.)
 CREATE FUNCTION looked_at(w wanted, names text[], after bigint, share bigint, enough integer)
 RETURNS TABLE (queue text, id text, seq bigint, fits boolean, n bigint, chunk bigint) LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    place text;
+    of_it boolean;
 BEGIN
+    FOR place, of_it IN VALUES ('ready', w.waits), ('scheduled', w.waits), ('held', w.waits), ('running', w.runs) LOOP
+        CONTINUE WHEN NOT of_it;
+        RETURN QUERY EXECUTE format(
+            'SELECT q, j.id, j.seq, j.fits, j.n, NULL::bigint FROM unnest($2) AS q, LATERAL (
+                SELECT b.id, b.seq, b.fits, b.n FROM (
+                    SELECT r.id, r.seq, row_number() OVER () AS n, %s AS fits FROM (
+                        (SELECT k.* FROM %I AS k WHERE $1.batch IS NULL AND k.queue = q AND k.seq > $3 ORDER BY k.seq LIMIT $4) UNION ALL
+                        (SELECT k.* FROM %I AS k WHERE k.batch = $1.batch AND k.seq > $3 ORDER BY k.seq LIMIT $4)) AS r) AS b
+                 WHERE b.fits OR b.n = $4 LIMIT $5) AS j',
+            CASE place WHEN 'running' THEN 'fits_running($1, r.queue, r.task, r.number, r.history)'
+                       ELSE 'fits_waiting($1, r.queue, r.task, r.due_us, r.fence)' END, place, place)
+        USING w, names, after, share, enough;
+    END LOOP;
     RETURN QUERY
-        SELECT q, j.id, j.seq, j.fits, j.n, NULL::bigint FROM unnest(names) AS q, LATERAL (
-            SELECT b.id, b.seq, b.fits, b.n FROM (
-                SELECT r.id, r.seq, row_number() OVER () AS n, fits_waiting(w, r.queue, r.task, r.due_us, r.fence) AS fits FROM (
-                    (SELECT k.seq, k.id, k.queue, k.task, k.due_us, k.fence FROM ready AS k
-                      WHERE w.batch IS NULL AND k.queue = q AND k.seq > after ORDER BY k.seq LIMIT share) UNION ALL
-                    (SELECT k.seq, k.id, k.queue, k.task, k.due_us, k.fence FROM ready AS k
-                      WHERE k.batch = w.batch AND k.seq > after ORDER BY k.seq LIMIT share)) AS r) AS b
-             WHERE b.fits OR b.n = share LIMIT enough) AS j WHERE w.waits
-        UNION ALL
-        SELECT q, j.id, j.seq, j.fits, j.n, NULL::bigint FROM unnest(names) AS q, LATERAL (
-            SELECT b.id, b.seq, b.fits, b.n FROM (
-                SELECT r.id, r.seq, row_number() OVER () AS n, fits_waiting(w, r.queue, r.task, r.due_us, r.fence) AS fits FROM (
-                    (SELECT k.seq, k.id, k.queue, k.task, k.due_us, k.fence FROM scheduled AS k
-                      WHERE w.batch IS NULL AND k.queue = q AND k.seq > after ORDER BY k.seq LIMIT share) UNION ALL
-                    (SELECT k.seq, k.id, k.queue, k.task, k.due_us, k.fence FROM scheduled AS k
-                      WHERE k.batch = w.batch AND k.seq > after ORDER BY k.seq LIMIT share)) AS r) AS b
-             WHERE b.fits OR b.n = share LIMIT enough) AS j WHERE w.waits
-        UNION ALL
-        SELECT q, j.id, j.seq, j.fits, j.n, NULL::bigint FROM unnest(names) AS q, LATERAL (
-            SELECT b.id, b.seq, b.fits, b.n FROM (
-                SELECT r.id, r.seq, row_number() OVER () AS n, fits_waiting(w, r.queue, r.task, r.due_us, r.fence) AS fits FROM (
-                    (SELECT k.seq, k.id, k.queue, k.task, k.due_us, k.fence FROM held AS k
-                      WHERE w.batch IS NULL AND k.queue = q AND k.seq > after ORDER BY k.seq LIMIT share) UNION ALL
-                    (SELECT k.seq, k.id, k.queue, k.task, k.due_us, k.fence FROM held AS k
-                      WHERE k.batch = w.batch AND k.seq > after ORDER BY k.seq LIMIT share)) AS r) AS b
-             WHERE b.fits OR b.n = share LIMIT enough) AS j WHERE w.waits
-        UNION ALL
-        SELECT q, j.id, j.seq, j.fits, j.n, NULL FROM unnest(names) AS q, LATERAL (
-            SELECT b.id, b.seq, b.fits, b.n FROM (
-                SELECT r.id, r.seq, row_number() OVER () AS n, fits_running(w, r.queue, r.task, r.number, r.history) AS fits FROM (
-                    (SELECT k.seq, k.id, k.queue, k.task, k.number, k.history FROM running AS k
-                      WHERE w.batch IS NULL AND k.queue = q AND k.seq > after ORDER BY k.seq LIMIT share) UNION ALL
-                    (SELECT k.seq, k.id, k.queue, k.task, k.number, k.history FROM running AS k
-                      WHERE k.batch = w.batch AND k.seq > after ORDER BY k.seq LIMIT share)) AS r) AS b
-             WHERE b.fits OR b.n = share LIMIT enough) AS j WHERE w.runs
-        UNION ALL
         SELECT c.queue, m.id, m.seq, true, 0, c.number
           FROM chunk AS c, unnest(c.ids, c.seqs, c.tasks) WITH ORDINALITY AS m (id, seq, task, n)
          WHERE w.chunks AND CASE WHEN w.batch IS NULL THEN c.queue = ANY (names) ELSE c.batch = w.batch AND coalesce(c.queue = w.queue, true) END
