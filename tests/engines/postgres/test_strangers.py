@@ -604,6 +604,45 @@ async def test_a_callers_transaction_adds_nothing_up(
     assert await stranger.fetchval(f'SELECT count(*) FROM "{schema}".tally') == 1
 
 
+async def test_whoever_swaps_adds_the_tally_up_in_turn(
+    engine: PostgresEngine, connection: asyncpg.Connection, schema: str
+) -> None:
+    """L5: a program that only fires schedules puts as well."""
+    await engine.put([a_job()])
+    await next_place(connection, schema, 1024)
+    await engine.swap([Swap(puts=(a_job(), a_job(queue="other")))])
+    await engine.swap([Swap(changes=(Change(kind="k", name="n", value=b""),))])
+
+    assert await connection.fetchval(f'SELECT count(*) FROM "{schema}".tally') == 0
+    assert {queue: counts.put for queue, counts in (await engine.queues()).items()} == {
+        "default": 2,
+        "other": 1,
+    }
+
+
+async def test_a_caller_makes_one_row_of_the_tally_in_turn_and_is_in_nobodys_way(
+    engine: PostgresEngine, connection: asyncpg.Connection, schema: str
+) -> None:
+    """L5, L6: also where all puts are in transactions of callers, and nobody sweeps."""
+    for _ in range(3):
+        await engine.put([a_job()])
+    await next_place(connection, schema, 1024)
+    await connection.execute("BEGIN")
+    await engine.put_in(connection, [a_job()])
+
+    assert await connection.fetchval(f'SELECT count(*) FROM "{schema}".tally') == 1
+    assert (await engine.queues())["default"].put == 3
+    await engine.sweep()
+    assert await engine.drop("default") == 3
+    counts = await engine.queues()
+    assert [(each.put, each.deleted) for each in counts.values()] == [(0, 0)]  # its name stays that long
+
+    await connection.execute("COMMIT")
+    assert {queue: counts.put - counts.deleted for queue, counts in (await engine.queues()).items()} == {
+        "default": 1
+    }
+
+
 async def test_a_put_in_whose_turn_counts_are_held_succeeds(
     engine: PostgresEngine, stranger: asyncpg.Connection, schema: str
 ) -> None:

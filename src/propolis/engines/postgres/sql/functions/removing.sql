@@ -99,13 +99,16 @@ BEGIN
     RETURN n;
 END $$;
 
--- Forget what a queue has counted, if nothing is left in it.  What somebody has put since then is still counted.
+-- Forget what a queue has counted, if nothing is left in it.  What somebody has put since then is still counted; and what a caller's
+-- transaction has gathered, which nobody waits for.
 CREATE FUNCTION forget_queue(of_queue text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF EXISTS (SELECT FROM live() WHERE queue = of_queue) OR EXISTS (SELECT FROM chunk WHERE queue = of_queue) THEN
         RETURN;
     END IF;
-    WITH gone AS (DELETE FROM tally WHERE queue = of_queue RETURNING put, deleted, kept, dead),
+    WITH gone AS (
+        DELETE FROM tally WHERE ctid = ANY (ARRAY(SELECT ctid FROM tally WHERE queue = of_queue FOR UPDATE SKIP LOCKED))
+        RETURNING put, deleted, kept, dead),
     whole AS (DELETE FROM total WHERE queue = of_queue RETURNING put, deleted, kept, dead)
     INSERT INTO tally (queue, put, deleted, kept, dead)
     SELECT of_queue, sum(put) - sum(deleted), 0, sum(kept), sum(dead)

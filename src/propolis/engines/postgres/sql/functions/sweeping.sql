@@ -382,19 +382,32 @@ BEGIN
                                       kept = t.kept + excluded.kept, dead = t.dead + excluded.dead;
 END $$;
 
--- The same, about once for a thousand jobs that are put, so that there are no more rows than that where nobody sweeps: in the call
--- that has drawn a place which can be divided by 1,024, or may have, for `n` jobs; some draw two places, and a batch one.  It comes
--- last, waits for nobody, and fails alone.  In the transaction of a caller's, which may stay open, it would hold what sweeps want.
-CREATE FUNCTION add_up_in_turn(n integer) RETURNS void LANGUAGE plpgsql AS $$
+-- Make one row of those that a queue has in a bite of the tally.
+CREATE FUNCTION gather() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF n = 0 OR in_callers_transaction() THEN
-        RETURN;
-    ELSIF currval('back') % 1024 > 2 * n THEN
+    WITH gone AS (
+        DELETE FROM tally WHERE ctid = ANY (ARRAY(SELECT ctid FROM tally LIMIT 10000 FOR UPDATE SKIP LOCKED))
+        RETURNING queue, put, deleted, kept, dead)
+    INSERT INTO tally (queue, put, deleted, kept, dead)
+    SELECT queue, sum(put), sum(deleted), sum(kept), sum(dead) FROM gone GROUP BY queue;
+END $$;
+
+-- The same as add_up(), about once for a thousand jobs that are put, so that there are no more rows than that where nobody sweeps: in the call
+-- that has drawn a place which can be divided by 1,024, or may have, for `n` jobs; some draw two places, and a batch one.  It comes
+-- last, waits for nobody, and fails alone.  In the transaction of a caller's, which may stay open, it would hold the totals, which
+-- sweeps want: there it only makes one row of those that it finds, which others pass by as long as it is open.
+CREATE FUNCTION add_up_in_turn(n integer, place bigint DEFAULT currval('back')) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF n = 0 OR place % 1024 > 2 * n OR in_callers_transaction() AND NOT always_looks_anew() THEN
         RETURN;
     END IF;
     BEGIN
-        PERFORM hurry();
-        PERFORM add_up();
+        IF in_callers_transaction() THEN
+            PERFORM gather();
+        ELSE
+            PERFORM hurry();
+            PERFORM add_up();
+        END IF;
     EXCEPTION WHEN OTHERS THEN
         PERFORM part_failed('add up', sqlerrm);
     END;
