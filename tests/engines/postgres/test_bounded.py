@@ -478,6 +478,22 @@ async def test_a_page_of_members_does_not_sort_the_rest(desk: Desk, ended: bool)
         assert [member.member for member in members] == list(range(after + 1, after + 11))
 
 
+async def test_the_tally_of_a_batch_stays_short_while_its_newest_member_waits(desk: Desk) -> None:
+    """L5: each call adds a row, and whoever looks at the batch reads them all."""
+    await desk.engine.put_batch(Batch(id="b"), seal=False)
+    jobs = [a_job(queue="q", batch="b", member=number) for number in range(1023 - 8, 1023 + 3)]
+    await desk.engine.put([*jobs, a_job(queue="q", batch="b", member=2000)])
+    rows = []
+    for lease in await desk.take(len(jobs)):
+        await desk.engine.settle([(lease, Done())])
+        rows.append(await desk.connection.fetchval(f"SELECT count(*) FROM {desk.schema}.batch_tally"))
+
+    assert rows == [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3]
+    status = await desk.engine.batch("b")
+    assert status is not None
+    assert (status.total, status.done) == (12, 11)
+
+
 async def test_many_are_cancelled_and_reaped_in_sets(desk: Desk, clock: FakeClock) -> None:
     """L5.13: statements are as many for a thousand as for ten, as the plans that were made show."""
     costs = []

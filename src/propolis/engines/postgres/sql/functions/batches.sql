@@ -30,6 +30,19 @@ BEGIN
     END IF;
 END $$;
 
+-- Make one row of those that its tally has, about once for a thousand members that are done, so that whoever looks at the batch while
+-- the newest one still waits reads no more.  Whoever is at some of these rows keeps them.
+CREATE FUNCTION gather_batch(s step) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF always_looks_anew() AND EXISTS (SELECT FROM unnest(s.numbers) AS number WHERE number % 1024 = 1023) THEN
+        WITH gone AS (
+            DELETE FROM batch_tally WHERE ctid = ANY (ARRAY(
+                SELECT ctid FROM batch_tally WHERE batch = s.batch LIMIT 10000 FOR UPDATE SKIP LOCKED))
+            RETURNING n, joined)
+        INSERT INTO batch_tally (batch, n, joined) SELECT s.batch, sum(n), sum(joined) FROM gone HAVING count(*) > 0;
+    END IF;
+END $$;
+
 -- So many more members are to end in a batch that the caller has locked.
 CREATE FUNCTION count_in(of_batch text, more bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -82,6 +95,7 @@ BEGIN
         IF FOUND THEN
             IF goes_on(s) THEN
                 INSERT INTO batch_tally (batch, n) VALUES (s.batch, n);
+                PERFORM gather_batch(s);
                 PERFORM list_done(s);
                 RETURN;
             END IF;
