@@ -67,6 +67,31 @@ async def test_a_delay_is_not_longer_because_the_clock_went_back(
     assert (found.history[0].kind, found.history[0].note) == ("clock", "went back by 3600 s")
 
 
+async def test_a_delay_that_was_counted_just_before_that_time_follows_as_well(
+    engine: PostgresEngine, clock: FakeClock
+) -> None:
+    """L2: as the last sweep before the step has seen its place; what came after the step stays."""
+    await engine.put([a_job(id="again")])
+    await engine.settle([((await take(engine))["again"], Retried(3 * HOUR))])
+    await engine.put([a_job(id="put", delay_ms=3 * 3600_000)])
+    due_at = clock.now + 3 * HOUR
+    clock.advance(timedelta(seconds=30))
+    await engine.sweep(by="me")
+    clock.advance(2 * HOUR)
+    await engine.sweep(by="me")
+    clock.set_back(2 * HOUR)
+    await engine.put([a_job(id="new", delay_ms=3 * 3600_000)])
+    for _ in range(3):
+        await engine.sweep(by="me")
+
+    found = {job_id: await engine.get(job_id) for job_id in ("again", "put", "new")}
+    assert {job_id: job.due_at - due_at for job_id, job in found.items() if job is not None} == {
+        "again": -2 * HOUR,
+        "put": -2 * HOUR,
+        "new": timedelta(seconds=30),
+    }
+
+
 async def test_what_was_scheduled_is_shifted_in_bites(engine: PostgresEngine, clock: FakeClock) -> None:
     """L2, L5: also where the clock went back twice before all had followed."""
     await engine.put([a_job(n, delay_ms=600_000) for n in range(25)])

@@ -99,6 +99,7 @@ BEGIN
     front := j.losses < 3;
     IF NOT front THEN
         j.due_us := t.now_us + least(5000000 * 2 ^ (j.losses - 3), 300000000)::bigint;
+        j.pos := nextval('back');  -- which says when the pause was counted
         PERFORM place(t, j);
     END IF;
 END $$;

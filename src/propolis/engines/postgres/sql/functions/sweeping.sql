@@ -476,8 +476,11 @@ BEGIN
     ELSIF next_us < back AND (soonest IS NULL OR next_us <= soonest) THEN
         back := next_us;
     END IF;
-    INSERT INTO sweeper (name, back_us, since_us, seen_us) VALUES (who, back, now_us, seen)
-    ON CONFLICT (name) DO UPDATE SET back_us = excluded.back_us, seen_us = excluded.seen_us;
+    -- (While a step is put off, nobody can say whether what is new was counted before it.)
+    INSERT INTO sweeper AS s (name, back_us, since_us, seen_us, seen_pos)
+    VALUES (who, back, now_us, seen, CASE WHEN seen > now_us + 1000000 THEN 0 ELSE (SELECT last_value FROM back) END)
+    ON CONFLICT (name) DO UPDATE SET back_us = excluded.back_us, seen_us = excluded.seen_us,
+                                     seen_pos = greatest(s.seen_pos, excluded.seen_pos);
     DELETE FROM sweeper s WHERE s.back_us < now_us - late OR s.back_us > now_us + 2 * longest;
     RETURN back;
 END $$;
@@ -502,7 +505,8 @@ BEGIN
     SELECT shift_us, shortened_us INTO w FROM watch;
     now_us := moment(at);  -- after all of this has happened
     IF seen > now_us + 1000000 AND w.shift_us IS NULL THEN
-        UPDATE watch SET shift_us = seen - now_us, stepped_us = now_us, shifted_due = now_us, shifted_seq = 0, shortened_us = now_us;
+        UPDATE watch SET shift_us = seen - now_us, stepped_us = now_us, shifted_due = now_us, shifted_seq = 0, shortened_us = now_us,
+               stepped_pos = (SELECT max(seen_pos) FROM sweeper);
         UPDATE sweeper SET seen_us = now_us WHERE seen_us > now_us;
         RETURN now_us;
     END IF;
@@ -548,8 +552,8 @@ END $$;
 
 -- A bite of the delays that were counted before the clock went back: they end as much earlier.
 --
--- A delay was counted when the job was put, or at its last event: in the future, or longer ago than the step, which was seen
--- within a minute, unless nobody swept.  Each that is shifted gets an event, so that it is passed by afterwards; it goes to
+-- A delay was counted when the job was put, or at its last event: behind a place that the last sweep before the step has seen, in the
+-- future, or longer ago than the step, which was seen within a minute, unless nobody swept.  Each that is shifted gets an event, so that it is passed by afterwards; it goes to
 -- before the place from which the next bite goes on.
 CREATE FUNCTION shift_delays(at_us bigint, seen bigint, most integer) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -558,12 +562,12 @@ DECLARE
     now_us bigint;
     n integer := 0;
 BEGIN
-    SELECT shift_us, stepped_us, shifted_due, shifted_seq INTO w FROM watch;
+    SELECT shift_us, stepped_us, coalesce(stepped_pos, 0) AS stepped_pos, shifted_due, shifted_seq INTO w FROM watch;
     IF w.shift_us IS NULL THEN
         RETURN;
     END IF;
     now_us := greatest(at_us, seen);  -- where it has gone back again since, the next step shifts these once more
-    FOR r IN SELECT id, due_us, seq, fence, attempts, body, history,
+    FOR r IN SELECT id, due_us, seq, pos, fence, attempts, body, history,
                     CASE WHEN history->-1->>0 ~ '^[0-9]{1,18}$' THEN (history->-1->>0)::bigint ELSE put_us END AS counted_us,
                     coalesce(history->-1->>1 = 'rescheduled', false) AS rescheduled
                FROM scheduled WHERE (due_us, seq) > (w.shifted_due, w.shifted_seq)
@@ -572,7 +576,7 @@ BEGIN
         n := n + 1;
         w.shifted_due := r.due_us;
         w.shifted_seq := r.seq;
-        CONTINUE WHEN r.counted_us BETWEEN w.stepped_us - 60000000 AND now_us OR r.rescheduled;
+        CONTINUE WHEN r.pos > w.stepped_pos AND r.counted_us BETWEEN w.stepped_us - 60000000 AND now_us OR r.rescheduled;
         CONTINUE WHEN r.fence IS NULL AND names_its_time(r.body);
         UPDATE scheduled SET due_us = greatest(now_us, r.due_us - w.shift_us),
                history = CASE WHEN jsonb_typeof(r.history) <> 'array' THEN '[]'
