@@ -90,6 +90,15 @@ CREATE FUNCTION always_looks_anew() RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
 $$;
 
+-- Counts that are kept: one that was damaged stops at a number to which others can still be added, and fails no call.
+CREATE FUNCTION count_of(n numeric) RETURNS integer LANGUAGE sql IMMUTABLE AS $$
+    SELECT greatest(-2147483647, least(2147483647, n))::integer
+$$;
+
+CREATE FUNCTION big_count_of(n numeric) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT greatest(-1e17, least(1e17, n))::bigint
+$$;
+
 -- Wait for nobody any more, in this call: after the first that was in the way others would be as well.
 CREATE FUNCTION hurry() RETURNS void LANGUAGE sql VOLATILE AS $$
     SELECT set_config('lock_timeout', '1ms', true)

@@ -26,7 +26,8 @@ BEGIN
     WITH gone AS (DELETE FROM batch_tally WHERE batch = of_batch RETURNING n, joined)
     SELECT sum(n) AS done, sum(joined) AS joined INTO more FROM gone;
     IF more.done IS NOT NULL THEN
-        UPDATE batch SET live = live + more.joined - more.done, done = done + more.done WHERE id = of_batch;
+        UPDATE batch SET live = count_of(live::numeric + more.joined - more.done), done = count_of(done::numeric + more.done)
+         WHERE id = of_batch;
     END IF;
 END $$;
 
@@ -39,7 +40,7 @@ BEGIN
             DELETE FROM batch_tally WHERE ctid = ANY (ARRAY(
                 SELECT ctid FROM batch_tally WHERE batch = s.batch LIMIT 10000 FOR UPDATE SKIP LOCKED))
             RETURNING n, joined)
-        INSERT INTO batch_tally (batch, n, joined) SELECT s.batch, sum(n), sum(joined) FROM gone HAVING count(*) > 0;
+        INSERT INTO batch_tally (batch, n, joined) SELECT s.batch, count_of(sum(n)), count_of(sum(joined)) FROM gone HAVING count(*) > 0;
     END IF;
 END $$;
 
@@ -49,7 +50,7 @@ BEGIN
     IF in_callers_transaction() THEN
         INSERT INTO batch_tally (batch, n, joined) VALUES (of_batch, 0, more);
     ELSE
-        UPDATE batch SET live = live + more WHERE id = of_batch;
+        UPDATE batch SET live = count_of(live::numeric + more) WHERE id = of_batch;
     END IF;
 END $$;
 
@@ -61,8 +62,9 @@ DECLARE
     b family;
 BEGIN
     PERFORM add_up_batch(of_batch);
-    UPDATE batch SET live = live - 1, done = done + (became = 'done')::integer,
-                     dead = dead + (became = 'dead')::integer, cancelled = cancelled + (became = 'cancelled')::integer
+    UPDATE batch SET live = count_of(live::numeric - 1), done = count_of(done::numeric + (became = 'done')::integer),
+                     dead = count_of(dead::numeric + (became = 'dead')::integer),
+                     cancelled = count_of(cancelled::numeric + (became = 'cancelled')::integer)
      WHERE id = of_batch AND born < since
     RETURNING id, born, calls, sealed, live, dead, cancelled, keep_for_us, finished_us, parent, member INTO b;
     IF NOT FOUND THEN
@@ -71,7 +73,7 @@ BEGIN
     INSERT INTO ended (batch, born, first, last, n, state, reason, numbers, ids, results)
     VALUES (of_batch, b.born, of_member, of_member, 1, became, why, ARRAY[of_member], ARRAY[member_id],
             CASE WHEN gave IS NOT NULL THEN ARRAY[gave] END);
-    IF became <> 'done' AND b.dead + b.cancelled = 1 THEN
+    IF became <> 'done' AND b.dead::bigint + b.cancelled = 1 THEN
         PERFORM call_back(t, b, 'on_failed');
     END IF;
     IF b.sealed AND b.live = 0 THEN
@@ -106,7 +108,7 @@ BEGIN
         END IF;
     END IF;
     PERFORM add_up_batch(s.batch);
-    UPDATE batch SET live = live - n, done = done + n WHERE id = s.batch AND born = s.born
+    UPDATE batch SET live = count_of(live::numeric - n), done = count_of(done::numeric + n) WHERE id = s.batch AND born = s.born
     RETURNING id, born, calls, sealed, live, dead, cancelled, keep_for_us, finished_us, parent, member INTO b;
     IF NOT FOUND THEN
         RETURN;
@@ -189,13 +191,13 @@ END $$;
 CREATE FUNCTION finish_batch(t terms, b family) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE batch SET finished_us = t.now_us, keep_us = t.now_us + least(b.keep_for_us, 3155760000000000) WHERE id = b.id;  -- a century, if that can be
-    IF b.dead + b.cancelled = 0 THEN
+    IF b.dead::bigint + b.cancelled = 0 THEN
         PERFORM call_back(t, b, 'on_succeeded');
     END IF;
     PERFORM call_back(t, b, 'on_finished');
     IF b.parent IS NOT NULL THEN
         PERFORM step_batch(t, b.parent, b.born, b.member, b.id,
-                           CASE WHEN b.dead + b.cancelled = 0 THEN 'done' ELSE 'dead' END, NULL, NULL);
+                           CASE WHEN b.dead::bigint + b.cancelled = 0 THEN 'done' ELSE 'dead' END, NULL, NULL);
     END IF;
     IF b.keep_for_us = 0 THEN
         PERFORM remove_batch(t, b.id);
@@ -281,7 +283,8 @@ LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET enable_seqscan = off SE
 BEGIN
     RETURN QUERY
         WITH page AS MATERIALIZED (
-            SELECT b.id, b.born, b.body, b.sealed, b.live + t.joined - t.n AS live, b.done + t.n AS done, b.dead, b.cancelled,
+            SELECT b.id, b.born, b.body, b.sealed, count_of(b.live + t.joined - t.n) AS live,
+                   count_of(b.done + t.n) AS done, b.dead, b.cancelled,
                    b.created_us, b.finished_us, b.keep_us, b.parent
               FROM ((SELECT k.id, k.born, k.body, k.sealed, k.live, k.done, k.dead, k.cancelled, k.created_us, k.finished_us,
                             k.keep_us, k.parent
@@ -289,7 +292,7 @@ BEGIN
                     (SELECT k.id, k.born, k.body, k.sealed, k.live, k.done, k.dead, k.cancelled, k.created_us, k.finished_us,
                             k.keep_us, k.parent
                        FROM batch AS k WHERE of_id IS NULL AND k.id > coalesce(after, '') ORDER BY k.id LIMIT most)) AS b, LATERAL (
-                   SELECT coalesce(sum(y.n), 0)::integer AS n, coalesce(sum(y.joined), 0)::integer AS joined
+                   SELECT coalesce(sum(y.n), 0)::numeric AS n, coalesce(sum(y.joined), 0)::numeric AS joined
                      FROM batch_tally AS y WHERE y.batch = b.id) AS t),
         in_chunks AS MATERIALIZED (
             SELECT c.batch, c.born, sum(c.members) AS n

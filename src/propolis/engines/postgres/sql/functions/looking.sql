@@ -17,7 +17,7 @@ END $$;
 -- How many jobs wait in a queue, as the counters say, if that is more than `enough`; what runs is counted only then.
 CREATE FUNCTION waiting_in(of_queue text, enough bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    n bigint := (SELECT sum(put - deleted - kept) FROM (
+    n bigint := (SELECT big_count_of(sum(put::numeric - deleted - kept)) FROM (
         SELECT put, deleted, kept FROM tally WHERE queue = of_queue UNION ALL
         SELECT put, deleted, kept FROM total WHERE queue = of_queue) AS counted);
 BEGIN
@@ -56,7 +56,7 @@ BEGIN
                        (SELECT count(*) FROM (SELECT FROM archive AS a WHERE a.queue = q AND a.state = 'done' LIMIT most + 1) AS few) AS done,
                        (SELECT count(*) FROM (SELECT FROM archive AS a WHERE a.queue = q AND a.state = 'cancelled' LIMIT most + 1) AS few) AS cancelled
                   FROM unnest(names) AS q CROSS JOIN LATERAL (
-                       SELECT sum(s.put)::bigint AS put, sum(s.deleted)::bigint AS deleted, sum(s.dead)::bigint AS dead FROM (
+                       SELECT big_count_of(sum(s.put)) AS put, big_count_of(sum(s.deleted)) AS deleted, big_count_of(sum(s.dead)) AS dead FROM (
                             SELECT t.put, t.deleted, t.dead FROM tally AS t WHERE t.queue = q UNION ALL
                             SELECT t.put, t.deleted, t.dead FROM total AS t WHERE t.queue = q) AS s) AS o
                   LEFT JOIN (

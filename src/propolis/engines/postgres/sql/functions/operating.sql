@@ -189,13 +189,13 @@ DECLARE
     also text := CASE WHEN to_regclass('total') IS NOT NULL THEN 'UNION ALL SELECT queue, %1$s FROM total' ELSE '' END;
 BEGIN
     FOR r IN SELECT v.name, v.value, v.jobs FROM (VALUES
-        ('put', 'put - deleted', 'everywhere()'),
+        ('put', 'put::numeric - deleted', 'everywhere()'),
         ('kept', 'kept', 'archive'),
         ('dead', 'dead', $q$(SELECT queue FROM archive WHERE state = 'dead') AS dead$q$)) AS v (name, value, jobs)
     LOOP
         CONTINUE WHEN NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = 'tally'::regclass AND attname = r.name);
         RETURN QUERY EXECUTE format(
-            'SELECT queue, %L::text, coalesce(s.n, 0)::bigint, coalesce(j.n, 0)::bigint
+            'SELECT queue, %L::text, greatest(-9e18, least(9e18, coalesce(s.n, 0)))::bigint, coalesce(j.n, 0)::bigint
                FROM (SELECT queue, sum(n) AS n FROM (SELECT queue, %s AS n FROM tally %s) AS each GROUP BY queue) AS s
                FULL JOIN (SELECT queue, count(*) AS n FROM %s GROUP BY queue) AS j USING (queue)
               WHERE coalesce(s.n, 0) <> coalesce(j.n, 0) ORDER BY queue LIMIT 1000', r.name, r.value, format(also, r.value), r.jobs);
@@ -238,7 +238,7 @@ BEGIN
     FOR r IN SELECT w.batch, w.counted, w.there FROM wrong_batches() AS w LOOP
         RETURN NEXT format('batch %s counted %s members to come, and %s are there', r.batch, r.counted, r.there);
         IF mend THEN
-            UPDATE batch AS b SET live = b.live - (r.counted - r.there)::integer WHERE b.id = r.batch;
+            UPDATE batch AS b SET live = count_of(b.live::numeric - r.counted + r.there) WHERE b.id = r.batch;
         END IF;
     END LOOP;
     IF mend THEN

@@ -129,7 +129,7 @@ DECLARE
     its_born bigint;
 BEGIN
     IF NOT in_callers_transaction() THEN
-        UPDATE batch SET live = live + n, newest = ids[cardinality(ids)]
+        UPDATE batch SET live = count_of(live::numeric + n), newest = ids[cardinality(ids)]
          WHERE id = of_batch AND (emitted OR NOT sealed) AND finished_us IS NULL RETURNING born INTO its_born;
     END IF;
     IF its_born IS NULL THEN

@@ -111,7 +111,7 @@ BEGIN
         RETURNING put, deleted, kept, dead),
     whole AS (DELETE FROM total WHERE queue = of_queue RETURNING put, deleted, kept, dead)
     INSERT INTO tally (queue, put, deleted, kept, dead)
-    SELECT of_queue, sum(put) - sum(deleted), 0, sum(kept), sum(dead)
+    SELECT of_queue, big_count_of(sum(put) - sum(deleted)), 0, big_count_of(sum(kept)), big_count_of(sum(dead))
       FROM (SELECT put, deleted, kept, dead FROM gone UNION ALL SELECT put, deleted, kept, dead FROM whole) AS forgotten
     HAVING sum(put) <> sum(deleted) OR sum(kept) <> 0;
 END $$;

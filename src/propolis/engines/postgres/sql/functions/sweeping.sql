@@ -377,9 +377,11 @@ BEGIN
         DELETE FROM tally WHERE ctid = ANY (ARRAY(SELECT ctid FROM tally LIMIT 10000 FOR UPDATE SKIP LOCKED))
         RETURNING queue, put, deleted, kept, dead)
     INSERT INTO total AS t (queue, put, deleted, kept, dead)
-    SELECT queue, sum(put), sum(deleted), sum(kept), sum(dead) FROM gone GROUP BY queue ORDER BY queue
-    ON CONFLICT (queue) DO UPDATE SET put = t.put + excluded.put, deleted = t.deleted + excluded.deleted,
-                                      kept = t.kept + excluded.kept, dead = t.dead + excluded.dead;
+    SELECT queue, big_count_of(sum(put)), big_count_of(sum(deleted)), big_count_of(sum(kept)), big_count_of(sum(dead))
+      FROM gone GROUP BY queue ORDER BY queue
+    ON CONFLICT (queue) DO UPDATE SET
+        put = big_count_of(t.put::numeric + excluded.put), deleted = big_count_of(t.deleted::numeric + excluded.deleted),
+        kept = big_count_of(t.kept::numeric + excluded.kept), dead = big_count_of(t.dead::numeric + excluded.dead);
 END $$;
 
 -- Make one row of those that a queue has in a bite of the tally.
@@ -389,7 +391,8 @@ BEGIN
         DELETE FROM tally WHERE ctid = ANY (ARRAY(SELECT ctid FROM tally LIMIT 10000 FOR UPDATE SKIP LOCKED))
         RETURNING queue, put, deleted, kept, dead)
     INSERT INTO tally (queue, put, deleted, kept, dead)
-    SELECT queue, sum(put), sum(deleted), sum(kept), sum(dead) FROM gone GROUP BY queue;
+    SELECT queue, big_count_of(sum(put)), big_count_of(sum(deleted)), big_count_of(sum(kept)), big_count_of(sum(dead))
+      FROM gone GROUP BY queue;
 END $$;
 
 -- The same as add_up(), about once for a thousand jobs that are put, so that there are no more rows than that where nobody sweeps: in the call
