@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from propolis.core import wire
 from propolis.core.batch import Batch, BatchStatus, batch_state
@@ -37,6 +38,7 @@ from propolis.core.job import (
     describe,
     storable,
 )
+from propolis.core.limits import rate_of
 from propolis.core.protocols import Note, Rule, RuleKind, Scope
 from propolis.core.transitions import NOTE_MAX
 from propolis.engines.redis.shards.shard_map import ShardMap
@@ -671,13 +673,22 @@ def terms_of(rule: Rule) -> tuple[Argument, Argument, Argument]:
     return lasts, until, _json.encode([rule.by, rule.why])
 
 
-def rule_from(field: bytes, n: bytes, terms: bytes) -> Rule:
-    """A row of rules.lua; what cannot be read of the terms is left out."""
+def rate_text(rule: Rule) -> str:
+    """As `keep_rate` takes it."""
+    rate = rate_of(rule)
+    return "" if rate is None else f"{rate.every_us} {rate.burst}"
+
+
+def rule_from(field: bytes, n: bytes, terms: bytes, rate: bytes) -> Rule:
+    """A row of rules.lua; what cannot be read of the terms, or of the rate, is left out."""
     kind, scope, name = field.decode().split(":", 2)
-    place = (RuleKind(kind), Scope(scope), name, int(n))
-    try:
+    rule = Rule(RuleKind(kind), Scope(scope), name, int(n))
+    with suppress(ValueError, OverflowError, PropolisError):
+        every, burst = map(int, rate.split())
+        rule = replace(rule, every=timedelta(microseconds=every), burst=burst)
+    with suppress(ValueError, OverflowError, PropolisError):
         at, until, words = terms.split(b"\n", 2)
         by, why = msgspec.json.decode(words, type=tuple[str, str])
-        return Rule(*place, by, why, from_us(int(at)), from_us(int(until)) if until else None)
-    except (ValueError, OverflowError, PropolisError):
-        return Rule(*place)
+        ends = from_us(int(until)) if until else None
+        rule = replace(rule, by=by, why=why, at=from_us(int(at)), until=ends)
+    return rule

@@ -34,8 +34,16 @@ The key layout, whose only description this is.  PREFIX is `propolis:`.
     PREFIXunique                  hash     unique key -> the id that holds it
     PREFIXrules, PREFIXcaps       hash     kind:scope:name -> n; queue -> n
     PREFIXlimits                  hash     scope:name of each limit on a task or key -> how far the count of
-                                           what ran before has come: a queue and a place in it, or nothing
+                                           what ran before has come: a queue and a place in it, or nothing.
+                                           `each key` is there while there are limits for many keys, and all
+                                           that runs and has a key is counted; `uncounted` where there were
     PREFIXlimited:<scope>:<name>  set      the ids of what runs under it
+    PREFIXrates                   hash     kind:scope:name of limits that are rates -> each how many us a
+                                           token comes, and how many are saved up
+    PREFIXprefixes                set      what the keys begin with that have a limit, each of them
+    PREFIXbuckets                 zset     scope:name of queues, tasks and keys whose bucket is not full, by
+                                           when it is
+    PREFIXrefills                 zset     the same of those that had no token for a job, by when they have
     PREFIXcounting                set      scope:name of those of which that count goes on
     PREFIXrule_names              zset     kind:scope:name of all rules and caps
     PREFIXrule_terms              hash     the same -> when it was set, until when, who and why
@@ -112,10 +120,12 @@ from propolis.core.batch import Batch, BatchStatus
 from propolis.core.clock import Clock, from_us, moment, span_until, span_us, to_us
 from propolis.core.envelope import Envelope, is_plain
 from propolis.core.job import JobInfo, Lease, Member, Outcome
+from propolis.core.limits import Rate, rate_of, too_many_prefixes
 from propolis.core.protocols import (
     COUNTED,
     LIMIT_SCOPES,
     LOG_LINES,
+    MAX_PREFIXES,
     Counts,
     Durability,
     Exchange,
@@ -129,6 +139,7 @@ from propolis.core.protocols import (
     RuleKind,
     Scope,
     Swept,
+    Tokens,
 )
 from propolis.core.records import Read, ReadOptions, Swap, Swapped, check_read, check_swaps
 from propolis.core.transitions import RETENTION, Retention
@@ -149,6 +160,7 @@ from propolis.engines.redis.codec import (
     member_from,
     note_fields,
     packed,
+    rate_text,
     readable,
     rule_from,
     status_from,
@@ -571,7 +583,7 @@ class RedisEngine(FromExchange, RedisFeeds):
 
     async def add_rule(self, rule: Rule) -> bool:
         what = (rule.kind, rule.scope, rule.name, rule.n)
-        return bool(await self._call("add_rule", *what, *terms_of(rule)))
+        return bool(await self._call("add_rule", *what, *terms_of(rule), rate_text(rule), MAX_PREFIXES))
 
     async def remove_rule(self, kind: RuleKind, scope: Scope, name: str) -> bool:
         return bool(await self._call("remove_rule", kind, scope, name))
@@ -579,7 +591,14 @@ class RedisEngine(FromExchange, RedisFeeds):
     async def rules(self, *, limit: int = 1000, after: Rule | None = None) -> list[Rule]:
         last = "" if after is None else f"{after.kind}:{after.scope}:{after.name}"
         flat = await self._call("rules", limit, last, reads=True)
-        return [rule_from(*row) for row in zip(flat[::3], flat[1::3], flat[2::3], strict=True)]
+        return [rule_from(*flat[row : row + 4]) for row in range(0, len(flat), 4)]
+
+    async def tokens(self, rule: Rule, name: str) -> Tokens:
+        """Of a limit that is no rate, what a start each microsecond would allow."""
+        rate = rate_of(rule) or Rate(1, 1)
+        scope = Scope.KEY if rule.scope is Scope.TASK_KEY else rule.scope
+        full = await self._link.command("ZSCORE", f"{self._prefix}buckets", f"{scope}:{name}", reads=True)
+        return rate.tokens(int(float(full or 0)), to_us(await self.now()))
 
     # --- Batches -------------------------------------------------------------------------
 
@@ -710,6 +729,8 @@ def refusal(refused: ScriptRefused) -> PropolisError:
             return UnknownBatch(refused.detail)
         case "PROPOLISSEALED":
             return BatchSealed(refused.detail)
+        case "PROPOLISPREFIXES":
+            return too_many_prefixes(refused.detail)
         case "PROPOLISFULL":
             cap, would_hold, queue = refused.detail.split(" ", 2)
             return QueueFull(queue, int(cap), int(would_hold))

@@ -429,7 +429,10 @@ end
 
 -- Limits on tasks and keys: `limited:<scope>:<name>` has the ids of what runs under one.  `limits` knows for each how far
 -- the count of what ran before it was made has come, as a queue and a place in it; '' when that is over.
+-- Where there are limits for many keys it also has EACH_KEY, and all runs of jobs with keys are counted; once those
+-- limits are gone, no start is counted any more (UNCOUNTED), and the end of what was.
 local LIMITS, COUNTING = base .. 'limits', base .. 'counting'
+local EACH_KEY, UNCOUNTED = 'each key', 'uncounted'
 
 local function limited_by(on)
     return base .. 'limited:' .. on
@@ -440,10 +443,13 @@ local function count_out(j)
     if redis.call('EXISTS', LIMITS) == 0 then
         return
     end
-    for _, on in ipairs({'task:' .. j.task, j.key and 'key:' .. j.key}) do
-        if redis.call('HEXISTS', LIMITS, on) == 1 then
-            redis.call('SREM', limited_by(on), j.id)
-        end
+    local on_task, on_key = 'task:' .. j.task, j.key and 'key:' .. j.key
+    local there = redis.call('HMGET', LIMITS, on_task, on_key or '', EACH_KEY)
+    if there[1] then
+        redis.call('SREM', limited_by(on_task), j.id)
+    end
+    if on_key and (there[2] or there[3]) then
+        redis.call('SREM', limited_by(on_key), j.id)
     end
 end
 
@@ -490,8 +496,8 @@ local function count_in(on, queue, runs)
     local scope, name = on:match('^(%a+):(.*)$')
     for n = 1, #runs, 2 do
         local j = load(runs[n])
-        if j and j[scope] == name then
-            redis.call('SADD', limited_by(on), j.id)
+        if j and (j[scope or ''] == name and name or on == EACH_KEY and j.key) then
+            redis.call('SADD', limited_by(scope and on or 'key:' .. j.key), j.id)
             redis.call('HSET', of_queue(queue, 'running'), j.id, 'X' .. runs[n + 1]:sub(2))
         end
     end
@@ -516,8 +522,30 @@ local function count_some(on, most)
     return queue == nil
 end
 
--- A bite of what is too much for one call to count, for each of some limits; gives whether all is counted.
-local function count_on(most)
+-- How many run under a limit on a task or key; nil where that is still being counted.
+local function counted_under(on)
+    local what = redis.call('HEXISTS', LIMITS, on) == 1 and on or EACH_KEY
+    if redis.call('SISMEMBER', COUNTING, what) == 0 or count_some(what, CHUNK) then
+        return redis.call('SCARD', limited_by(on))
+    end
+    return nil
+end
+
+-- Wake those who wait for tokens that are there now.  Count a bite of what was too much for one call, for each of some
+-- limits; gives whether all is counted.
+local function see_to_limits(refilled, most)
+    for _, on in ipairs(refilled) do
+        if on:sub(1, 6) == 'queue:' then
+            wake(on:sub(7))
+        end
+    end
+    if #refilled > 0 then
+        wake_for('key')
+        in_chunks('ZREM', base .. 'refills', refilled)
+    end
+    if redis.call('HGET', LIMITS, EACH_KEY) == UNCOUNTED and redis.call('EXISTS', BUNDLES) == 0 then
+        redis.call('HDEL', LIMITS, EACH_KEY)  -- nothing is left that was counted
+    end
     local all = true
     for _, on in ipairs(redis.call('SRANDMEMBER', COUNTING, 10)) do
         all = count_some(on, most) and all
@@ -553,10 +581,44 @@ local function begin_limit(on)
     end
 end
 
+-- How it is with the limits for many keys: nil where there are none.
+local function each_key_counted()
+    local how = redis.call('HGET', LIMITS, EACH_KEY)
+    return how and how ~= UNCOUNTED and how or nil
+end
+
 local function end_limit(on)
     redis.call('HDEL', LIMITS, on)
     redis.call('SREM', COUNTING, on)
-    redis.call('UNLINK', limited_by(on))
+    if on:sub(1, 4) ~= 'key:' or not each_key_counted() then
+        redis.call('UNLINK', limited_by(on))
+    end
+end
+
+-- Is a limit for many keys: those that begin with something, or those of a task?
+local function is_for_many(scope, name)
+    return (scope == 'key' or scope == 'task_key') and name:sub(-1) == '*'
+end
+
+local function begin_limit_for_many(scope, name)
+    if scope == 'key' then
+        redis.call('SADD', base .. 'prefixes', name:sub(1, -2))
+    end
+    if redis.call('HGET', LIMITS, EACH_KEY) == UNCOUNTED then
+        redis.call('HDEL', LIMITS, EACH_KEY)
+    end
+    begin_limit(EACH_KEY)
+end
+
+local function end_limit_for_many(scope, name)
+    if scope == 'key' then
+        redis.call('SREM', base .. 'prefixes', name:sub(1, -2))
+    end
+    local of_tasks = redis.call('ZRANGEBYLEX', base .. 'rule_names', '[limit:task_key:', '(limit:task_key;', 'LIMIT', 0, 1)
+    if #of_tasks == 0 and redis.call('EXISTS', base .. 'prefixes') == 0 and redis.call('HEXISTS', LIMITS, EACH_KEY) == 1 then
+        redis.call('HSET', LIMITS, EACH_KEY, UNCOUNTED)
+        redis.call('SREM', COUNTING, EACH_KEY)
+    end
 end
 
 -- Forget a rule, kind:scope:name.  Gives whether it was there, and not over.
@@ -573,9 +635,16 @@ local function forget_rule(rule)
     redis.call('HDEL', base .. 'rule_terms', rule)
     redis.call('ZREM', base .. 'rule_ends', rule)
     if kind == 'limit' then
-        end_limit(scope .. ':' .. name)
-        redis.call('HDEL', base .. 'shares', rule)
-        redis.call('HDEL', base .. 'pool', rule)
+        redis.call('HDEL', base .. 'rates', rule)
+        if is_for_many(scope, name) then
+            end_limit_for_many(scope, name)
+        else
+            end_limit(scope .. ':' .. name)
+        end
+        if send then
+            redis.call('HDEL', base .. 'shares', rule)
+            redis.call('HDEL', base .. 'pool', rule)
+        end
     end
     wake_for(scope, name)
     return there
@@ -590,6 +659,29 @@ local function keep_terms(rule, lasts, ends, who_and_why)
     else
         redis.call('ZREM', base .. 'rule_ends', rule)
     end
+end
+
+-- A token each so many us, and how many are saved up, as text; '' where the rule, which may be new, has no rate.
+local function keep_rate(rule, rate, is_new)
+    if rate ~= '' then
+        redis.call('HSET', base .. 'rates', rule, rate)
+    elseif not is_new then
+        redis.call('HDEL', base .. 'rates', rule)
+    end
+end
+
+-- May one more prefix have a limit?  Those that are over are forgotten.
+local function room_for_prefix(most)
+    local prefixes = redis.call('SMEMBERS', base .. 'prefixes')
+    local left = tonumber(most) - #prefixes
+    for _, prefix in ipairs(left <= 0 and prefixes or {}) do
+        local rule = 'limit:key:' .. prefix .. '*'
+        if is_over(rule) then
+            forget_rule(rule)
+            left = left + 1
+        end
+    end
+    return left > 0
 end
 
 -- The lease of a job ends, however it ended.

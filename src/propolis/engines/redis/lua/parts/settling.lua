@@ -89,6 +89,7 @@ local function give_back(j, run, o, released)
         s.losses = nil
     end
     s.parked = o.kind == 'unknown' or nil
+    undo_start(j)
     run_again(j, o.kind == 'release' and released, o.delay)
 end
 

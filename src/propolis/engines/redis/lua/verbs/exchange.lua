@@ -1,4 +1,4 @@
--- with: base jobs batches settling
+-- with: base jobs ruling batches settling
 -- Settle one bundle of leases and take the next (T2, T4-T7, T10, T12): all of it, or only one half.
 --
 -- ARGV[5]   in how many rounds leases end, one after the other; of each round
@@ -250,57 +250,27 @@ end
 
 -- --- rules ----------------------------------------------------------------------------------
 
--- How many more may run because of the rules on a queue, task or key, as far as this call has asked; and on which of
--- these there is a limit.
-local rooms, counted, ends = {}, {}, {}
--- Has a limit kept something back in this queue?  The job whose end makes room may be elsewhere: no news comes of that.
-local limited = false
 local LOOK_AGAIN_US = 1000000
--- When the first of those rules is over that kept something back in this queue.
-local over_at
 
--- Does a rule that is there hold?
-local function holds(rule, on)
-    local at = redis.call('ZSCORE', base .. 'rule_ends', rule)
-    ends[on] = at and math.min(tonumber(at), ends[on] or math.huge) or ends[on]
-    return not at or tonumber(at) > now
-end
-
+-- How many more may start because of the rules on a queue, task, key or task of one key.
 local function room(scope, name)
-    local on = scope .. ':' .. name
-    if not rooms[on] then
-        local rules = redis.call('HMGET', base .. 'rules', 'pause:' .. on, 'block:' .. on, 'limit:' .. on)
-        if (rules[1] and holds('pause:' .. on, on)) or (rules[2] and holds('block:' .. on, on)) then
-            rooms[on] = 0
-        elseif not (rules[3] and holds('limit:' .. on, on)) then
-            rooms[on] = math.huge
-        elseif scope == 'queue' then
-            rooms[on], counted[on] = tonumber(rules[3]) - redis.call('HLEN', of_queue(name, 'running')), true
-        elseif redis.call('SISMEMBER', COUNTING, on) == 0 or count_some(on, CHUNK) then
-            rooms[on], counted[on] = tonumber(rules[3]) - redis.call('SCARD', limited_by(on)), true
-        else
-            rooms[on], counted[on], looked = 0, true, BITE  -- come back at once
-        end
-    end
-    local left = rooms[on]
-    if left <= 0 then
-        limited = limited or counted[on]
-        over_at = ends[on] and math.min(ends[on], over_at or math.huge) or over_at
+    ruling = ruling or new_ruling()
+    local left = ruling.room(scope, name)
+    if ruling.counts then
+        ruling.counts, looked = false, BITE  -- come back at once
     end
     return left
 end
 
--- One more of it runs: where there is a limit, that is counted.
-local function use_room(on, id)
-    if counted[on] then
-        rooms[on] = rooms[on] - 1
-        redis.call('SADD', limited_by(on), id)
-    end
-end
-
 -- Is there no rule on a job of which only the record is known?
+local free_tasks = {}
+
 local function is_free(record, flag)
-    return flag ~= KEYED and room('task', record:match('^.([^\n]*)')) == math.huge
+    local task = flag ~= KEYED and record:match('^.([^\n]*)')
+    if task and free_tasks[task] == nil then
+        free_tasks[task] = room('task', task) == FREE
+    end
+    return task and free_tasks[task]
 end
 
 -- Set a job aside: in its place, if it had one, else behind all those that were set aside before it.
@@ -317,13 +287,13 @@ local function hold(j, number, group)
     end
 end
 
--- Is there a rule on a task of one key?
+-- Is there a rule on a task of one key, or on each of its keys?
 local names_both
 
 local function rules_both()
     if names_both == nil then
         names_both = false
-        for _, hold in ipairs({'block', 'pause'}) do
+        for _, hold in ipairs({'block', 'limit', 'pause'}) do
             local first, past_all = '[' .. hold .. ':task_key:', '(' .. hold .. ':task_key;'
             local found = redis.call('ZRANGEBYLEX', base .. 'rule_names', first, past_all, 'LIMIT', 0, 1)
             names_both = names_both or #found > 0
@@ -366,10 +336,7 @@ local function try_to_start(j, number)
         return 0
     end
     if ruled then
-        use_room('task:' .. j.task, j.id)
-        if j.key then
-            use_room('key:' .. j.key, j.id)
-        end
+        ruling.started(j)  -- there is one: see `kept_back`
     end
     if j.until_started then
         free_key(j)
@@ -582,6 +549,9 @@ local function take(queue, want)
         end
     end
     write_runs(queue)
+    if ruling then
+        ruling.started_in(queue, n)
+    end
     return n
 end
 
@@ -591,11 +561,11 @@ local function due_in(queue)
     local left = due and tonumber(due) - now
     if is_sated() then
         return 0
-    elseif limited then
+    elseif ruling and ruling.limited then
         left = math.min(left or math.huge, LOOK_AGAIN_US)
     end
-    if over_at then
-        left = math.min(left or math.huge, math.max(0, over_at - now))
+    if ruling and ruling.again_at then
+        left = math.min(left or math.huge, math.max(0, ruling.again_at - now))
     end
     return left or -1
 end
@@ -604,13 +574,19 @@ local per_queue = {}
 for _ = 1, tonumber(argument()) do
     local queue, want = argument(), tonumber(argument())
     want = math.min(want, limit - total)
-    limited, looked, over_at = false, 0, nil
+    looked = 0
+    if ruling then
+        ruling.limited, ruling.again_at = false, nil
+    end
     local n = want > 0 and bytes < MAX_BYTES and take(queue, want) or 0
     per_queue[#per_queue + 1] = n
     per_queue[#per_queue + 1] = n < want and redis.call('LLEN', of_queue(queue, 'incoming')) or 0
     per_queue[#per_queue + 1] = n < want and due_in(queue) or -1
 end
 move_members()
+if ruling then
+    ruling.keep()
+end
 if total > 0 then
     keep_bundle(bundle, span, total, bundled)
 end

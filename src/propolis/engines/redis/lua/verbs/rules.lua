@@ -1,6 +1,6 @@
 -- with: base
--- Up to ARGV[5] rules that come after ARGV[6], or '' to begin, without those that are over: of each kind:scope:name, n, and
--- what is said of it, as `keep_terms` keeps that.
+-- Up to ARGV[5] rules that come after ARGV[6], or '' to begin, without those that are over: of each kind:scope:name, n,
+-- what is said of it, as `keep_terms` keeps that, and its rate, as `keep_rate` does.
 local answer, after, most = {}, ARGV[6] == '' and '-' or '(' .. ARGV[6], tonumber(ARGV[5])
 
 local function add(rule)
@@ -9,10 +9,11 @@ local function add(rule)
     answer[#answer + 1] = rule
     answer[#answer + 1] = n or 0
     answer[#answer + 1] = redis.call('HGET', base .. 'rule_terms', rule) or ''
+    answer[#answer + 1] = redis.call('HGET', base .. 'rates', rule) or ''
 end
 
-while #answer < 3 * most do
-    local some = redis.call('ZRANGEBYLEX', base .. 'rule_names', after, '+', 'LIMIT', 0, most - #answer / 3)
+while #answer < 4 * most do
+    local some = redis.call('ZRANGEBYLEX', base .. 'rule_names', after, '+', 'LIMIT', 0, most - #answer / 4)
     if #some == 0 then
         break
     end

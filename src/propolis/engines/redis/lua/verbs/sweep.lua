@@ -225,7 +225,8 @@ for _, queue in ipairs(crowded) do
         break
     end
 end
-undone = not count_on(most) or undone
+local refilled = past(base .. 'refills')
+undone = not see_to_limits(refilled, most) or undone
 -- What is too much for one call to remove.
 local rest = redis.call('HSCAN', REMOVALS, 0, 'COUNT', 10)[2]
 for n = 1, #rest, 2 do
@@ -236,7 +237,7 @@ for n = 1, #rest, 2 do
         undone = undone or more
     end
 end
-for _, what in ipairs({'known', 'tokens', 'claims'}) do
+for _, what in ipairs({'known', 'tokens', 'claims', 'buckets'}) do
     in_chunks('ZREM', base .. what, past(base .. what))
 end
 for _, batch in ipairs(past(base .. 'batch_ends')) do
@@ -263,6 +264,7 @@ end
 
 consider((first_of(LEASES)))
 consider((first_of(base .. 'rule_ends')))
+consider((first_of(base .. 'refills')))
 local due, queue = first_of(base .. 'timed')
 while due and timed(queue) ~= due do
     due, queue = first_of(base .. 'timed')

@@ -1,0 +1,249 @@
+-- What the rules on queues, tasks and keys let start, and the buckets of those limits that are rates.
+--
+-- A bucket is kept as the time at which it is full, until then (GCRA); one that is not kept has been full for ever.
+
+local RATES, BUCKETS, REFILLS = base .. 'rates', base .. 'buckets', base .. 'refills'
+local FREE, SHUT = math.huge, 0
+
+-- Made where a call needs it, since most have nothing to do with rules.
+local function new_ruling()
+    local ruling = {
+        limited = false,  -- has a limit kept something back?  The job whose end makes room may be elsewhere
+        again_at = nil,   -- when the first rule is over, or has a token, that kept something back
+        counts = false,   -- was there too much to count for this call?
+    }
+    local limits, prefixes, is_wide = {}, nil, nil
+    local found, shut_until, running = {}, {}, {}
+    local full_at, changed, refills = {}, {}, {}
+
+    local function ends_of(rule)
+        local at = redis.call('ZSCORE', base .. 'rule_ends', rule)
+        return at and tonumber(at) or nil
+    end
+
+    -- A limit is {n, ends}, and has {every, burst} besides where it is a rate; nil where it is over.
+    local function read_limit(rule, n)
+        local ends = ends_of(rule)
+        if ends and ends <= now then
+            return nil
+        end
+        local every, burst = (redis.call('HGET', RATES, rule) or ''):match('^(%d+) (%d+)$')
+        every, burst = tonumber(every), tonumber(burst)
+        local is_rate = every and every > 0 and burst > 0
+        return {n = redis.number_or(0, n), ends = ends, every = is_rate and every or nil, burst = burst}
+    end
+
+    -- The limit on this scope:name; false where there is none.
+    local function limit_on(on)
+        if limits[on] == nil then
+            local rule = 'limit:' .. on
+            local n = redis.call('HGET', base .. 'rules', rule)
+            limits[on] = n and read_limit(rule, n) or false
+        end
+        return limits[on]
+    end
+
+    -- Are there limits for many keys?  Then all that runs and has a key is counted.
+    local function for_many()
+        if is_wide == nil then
+            is_wide = each_key_counted() ~= nil
+        end
+        return is_wide
+    end
+
+    local function limit_of_prefix(key)
+        if not for_many() then
+            return nil
+        elseif not prefixes then
+            prefixes = redis.call('SMEMBERS', base .. 'prefixes')
+            table.sort(prefixes, function(one, other) return #one > #other end)
+        end
+        for _, prefix in ipairs(prefixes) do
+            local limit = key:sub(1, #prefix) == prefix and limit_on('key:' .. prefix .. '*')
+            if limit then
+                return limit
+            end
+        end
+        return nil
+    end
+
+    local function limit_of_task_key(task)
+        return for_many() and limit_on('task_key:' .. task .. ' *') or nil
+    end
+
+    -- --- buckets ----------------------------------------------------------------------------
+
+    -- When the bucket of a scope:name is full.  What none can be under this limit is put right.
+    local function full_under(limit, on)
+        local full = full_at[on] or tonumber(redis.call('ZSCORE', BUCKETS, on) or 0)
+        local latest = now + limit.burst * limit.every
+        if full > latest then
+            full, changed[on] = latest, true
+        end
+        full_at[on] = full
+        return full
+    end
+
+    local function fill(on, full)
+        full_at[on], changed[on] = full, true
+    end
+
+    local function take_tokens(limit, on, n)
+        if limit.every then
+            fill(on, math.max(full_under(limit, on), now) + n * limit.every)
+        end
+    end
+
+    local function give_back_token(limit, on)
+        if limit and limit.every then
+            fill(on, math.max(full_under(limit, on) - limit.every, now))
+        end
+    end
+
+    -- --- room -------------------------------------------------------------------------------
+
+    -- How many of a queue, task or key run; nil where that is still being counted.
+    local function running_under(on)
+        if not running[on] and on:sub(1, 6) == 'queue:' then
+            running[on] = redis.call('HLEN', of_queue(on:sub(7), 'running'))
+        end
+        running[on] = running[on] or counted_under(on)
+        return running[on]
+    end
+
+    -- Does a pause or block that is there hold?
+    local function shuts(rule, on)
+        local ends = ends_of(rule)
+        if ends and ends > now then
+            shut_until[on] = math.min(ends, shut_until[on] or math.huge)
+        end
+        return not ends or ends > now
+    end
+
+    -- What the rules on this let start: FREE, SHUT, or what a limit does and whose runs and tokens it counts.
+    local function ask(scope, name, on)
+        local rules = redis.call('HMGET', base .. 'rules', 'pause:' .. on, 'block:' .. on, 'limit:' .. on)
+        local paused, blocked = rules[1] and shuts('pause:' .. on, on), rules[2] and shuts('block:' .. on, on)
+        if paused or blocked then
+            return SHUT
+        end
+        local limit = rules[3] and read_limit('limit:' .. on, rules[3])
+        if scope == 'key' then
+            limit = limit or limit_of_prefix(name)
+        elseif scope == 'task_key' then
+            local task, key = name:match('^(.-) (.*)$')
+            on = 'key:' .. key
+            limit = not (limit_on(on) or limit_of_prefix(key)) and limit_of_task_key(task)
+        end
+        return limit and {limit = limit, on = on} or FREE
+    end
+
+    local function look_again(at)
+        ruling.again_at = at and math.min(at, ruling.again_at or math.huge) or ruling.again_at
+    end
+
+    local function room_under(limit, on)
+        local n = running_under(on)
+        ruling.counts = ruling.counts or not n
+        local left = n and limit.n - n or 0
+        ruling.limited = ruling.limited or left <= 0
+        if left > 0 and limit.every then
+            local full, capacity = full_under(limit, on), limit.burst * limit.every
+            left = math.min(left, math.floor((capacity - math.max(0, full - now)) / limit.every))
+            if left <= 0 then
+                refills[on] = full - capacity + limit.every
+                look_again(refills[on])
+            end
+        end
+        if left <= 0 then
+            look_again(limit.ends)
+        end
+        return left
+    end
+
+    -- How many more may start because of the rules on a queue, a task, a key or a task of one key.
+    function ruling.room(scope, name)
+        local on = scope .. ':' .. name
+        local it = found[on]
+        if not it then
+            it = ask(scope, name, on)
+            found[on] = it
+        end
+        if it == FREE then
+            return FREE
+        elseif it == SHUT then
+            look_again(shut_until[on])
+            return SHUT
+        end
+        return room_under(it.limit, it.on)
+    end
+
+    -- --- starts -----------------------------------------------------------------------------
+
+    local function count_start(on, id)
+        running[on] = running[on] and running[on] + 1
+        redis.call('SADD', limited_by(on), id)
+    end
+
+    -- A job starts.  Where there are limits for many keys, each start with a key is counted.
+    function ruling.started(j)
+        local of_task, of_key = found['task:' .. j.task], j.key and found['key:' .. j.key]
+        if type(of_task) == 'table' then
+            count_start(of_task.on, j.id)
+            take_tokens(of_task.limit, of_task.on, 1)
+        end
+        if j.key and type(of_key) ~= 'table' then
+            of_key = found['task_key:' .. j.task .. ' ' .. j.key]
+        end
+        if type(of_key) == 'table' then
+            count_start(of_key.on, j.id)
+            take_tokens(of_key.limit, of_key.on, 1)
+        elseif j.key and for_many() then
+            count_start('key:' .. j.key, j.id)
+        end
+    end
+
+    -- So many have started in a queue.
+    function ruling.started_in(queue, n)
+        local of_queue = found['queue:' .. queue]
+        if type(of_queue) == 'table' and n > 0 then
+            take_tokens(of_queue.limit, of_queue.on, n)
+        end
+    end
+
+    -- A start does not count: each limit that holds for the job now has its token back.
+    function ruling.undo_start(j)
+        give_back_token(limit_on('queue:' .. j.queue), 'queue:' .. j.queue)
+        give_back_token(limit_on('task:' .. j.task), 'task:' .. j.task)
+        if j.key then
+            local on = 'key:' .. j.key
+            give_back_token(limit_on(on) or limit_of_prefix(j.key) or limit_of_task_key(j.task), on)
+        end
+    end
+
+    -- Write down the buckets that have changed, and when those have a token for which something waits.
+    function ruling.keep()
+        local full, times = {}, {}
+        for on in pairs(changed) do
+            full[#full + 1] = whole(full_at[on])
+            full[#full + 1] = on
+        end
+        for on, at in pairs(refills) do
+            times[#times + 1] = whole(at)
+            times[#times + 1] = on
+        end
+        in_chunks('ZADD', BUCKETS, full)
+        in_chunks('ZADD', REFILLS, times)
+    end
+
+    return ruling
+end
+
+local ruling
+
+local function undo_start(j)
+    if redis.call('EXISTS', RATES) == 1 then
+        ruling = ruling or new_ruling()
+        ruling.undo_start(j)
+    end
+end
