@@ -51,9 +51,11 @@ local function new_ruling()
         return is_wide
     end
 
-    local function limit_of_prefix(key)
-        if not for_many() then
-            return nil
+    -- The limit on a key, or on the longest prefix of it; what a name with a star limits is a prefix.
+    local function limit_of_key(key)
+        local own = key:sub(-1) ~= '*' and limit_on('key:' .. key)
+        if own or not for_many() then
+            return own
         elseif not prefixes then
             prefixes = redis.call('SMEMBERS', base .. 'prefixes')
             table.sort(prefixes, function(one, other) return #one > #other end)
@@ -127,13 +129,14 @@ local function new_ruling()
         if paused or blocked then
             return SHUT
         end
-        local limit = rules[3] and read_limit('limit:' .. on, rules[3])
-        if scope == 'key' then
-            limit = limit or limit_of_prefix(name)
-        elseif scope == 'task_key' then
+        local limit
+        if scope == 'task_key' then
             local task, key = name:match('^(.-) (.*)$')
             on = 'key:' .. key
-            limit = not (limit_on(on) or limit_of_prefix(key)) and limit_of_task_key(task)
+            limit = not limit_of_key(key) and limit_of_task_key(task)
+        else
+            limits[on] = limits[on] or rules[3] and read_limit('limit:' .. on, rules[3]) or false
+            limit = scope == 'key' and limit_of_key(name) or scope ~= 'key' and limits[on]
         end
         return limit and {limit = limit, on = on} or FREE
     end
@@ -217,7 +220,7 @@ local function new_ruling()
         give_back_token(limit_on('task:' .. j.task), 'task:' .. j.task)
         if j.key then
             local on = 'key:' .. j.key
-            give_back_token(limit_on(on) or limit_of_prefix(j.key) or limit_of_task_key(j.task), on)
+            give_back_token(limit_of_key(j.key) or limit_of_task_key(j.task), on)
         end
     end
 
