@@ -86,7 +86,7 @@ class TestCluster(EngineContract, RatesContract):
     *["leasing", "settling", "emitting", "batching", "nesting", "gathering", "ruling", "waiting"],
     reason="shards on one server keep the whole contract; here their messages travel between servers",
 )
-class TestShardedCluster(EngineContract):
+class TestShardedCluster(EngineContract, RatesContract):
     """The queues, batches and keys of most tests live in different shards, as their names have it."""
 
     def as_called(self, calls: list[str]) -> list[str]:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 from propolis.core.batch import Batch, BatchState
 from propolis.core.envelope import Envelope
 from propolis.core.job import Dead, Done, Lease, Outcome, Retried, State
-from propolis.core.protocols import Engine, Exchange, Filter, Receipt, Rule, RuleKind, Scope
+from propolis.core.protocols import Engine, Exchange, Filter, Receipt, Rule, RuleKind, Scope, task_key
 from propolis.core.records import Change, Swap, Swapped
 from propolis.engines import make_engine
 from propolis.engines.address import Address
@@ -28,6 +29,7 @@ from propolis.engines.redis.shards.putting import MAX_FRESH, FreshIds
 from propolis.engines.redis.shards.shard import Owed, Post
 from propolis.engines.redis.shards.shard_map import ShardMap
 from propolis.errors import BadSetting, EngineError, MemoryFull, QueueFull, StorageNotReady
+from propolis.testing.clock import FakeClock
 from propolis.testing.engines.samples import HOLDER, SPAN, a_job
 from propolis.testing.engines.steps import bare
 from propolis.testing.servers.redis import redis
@@ -46,9 +48,10 @@ async def another(valkey_url: str, prefix: str) -> AsyncIterator[Open]:
     """Opens handles on one app; a server alone has slots as well."""
     handles: list[ShardedEngine] = []
 
-    async def open_one(**partitions: int) -> ShardedEngine:
+    async def open_one(clock: FakeClock | None = None, **partitions: int) -> ShardedEngine:
         target = target_of(Address(f"{valkey_url}?connect_within=30s"))
-        handles.append(ShardedEngine(target, ShardMap(COUNT, partitions), prefix=f"{{{prefix}}}:"))
+        shard_map = ShardMap(COUNT, partitions)
+        handles.append(ShardedEngine(target, shard_map, prefix=f"{{{prefix}}}:", clock=clock))
         return await handles[-1].open()
 
     yield open_one
@@ -447,11 +450,19 @@ async def test_members_in_all_shards_that_end_at_once_end_their_batch_once(
     assert await outboxes(link, prefix) == 0
 
 
-async def test_a_limit_holds_for_all_shards_together(another: Open) -> None:
+THREE = [
+    Rule(RuleKind.LIMIT, Scope.TASK, "tests.echo", 3),
+    Rule(RuleKind.LIMIT, Scope.KEY, "t*", 3),
+    Rule(RuleKind.LIMIT, Scope.TASK_KEY, task_key("tests.echo", "*"), 3),
+]
+
+
+@pytest.mark.parametrize("rule", THREE, ids=lambda rule: rule.name)
+async def test_a_limit_holds_for_all_shards_together(another: Open, rule: Rule) -> None:
     """T2, I2: exact, and what one shard does not use another one gets."""
     handles = [await another() for _ in range(4)]
-    await handles[0].put([a_job(queue=queue) for queue in QUEUES for _ in range(8)])
-    await handles[0].add_rule(Rule(RuleKind.LIMIT, Scope.TASK, "tests.echo", 3))
+    await handles[0].put([a_job(queue=queue, key="t1") for queue in QUEUES for _ in range(8)])
+    await handles[0].add_rule(rule)
     running, most, done = 0, 0, 0
 
     async def work(handle: ShardedEngine) -> None:
@@ -470,19 +481,20 @@ async def test_a_limit_holds_for_all_shards_together(another: Open) -> None:
         await asyncio.gather(*(work(handle) for handle in handles))
 
     assert 0 < most <= 3
-    await handles[0].put([a_job(queue=queue) for queue in QUEUES])
+    await handles[0].put([a_job(queue=queue, key="t1") for queue in QUEUES])
     assert len(await take(handles[1], *QUEUES)) == 3
     assert await take(handles[2], *QUEUES) == []
-    assert bare(await handles[1].rules()) == [Rule(RuleKind.LIMIT, Scope.TASK, "tests.echo", 3)]
-    assert not await handles[1].add_rule(Rule(RuleKind.LIMIT, Scope.TASK, "tests.echo", 3, by="anna"))
+    assert bare(await handles[1].rules()) == [rule]
+    assert not await handles[1].add_rule(replace(rule, by="anna"))
     assert [rule.by for rule in await handles[0].rules()] == ["anna"]
 
 
-async def test_a_limit_counts_what_ran_in_other_shards_before_it(engine: ShardedEngine) -> None:
+@pytest.mark.parametrize("rule", THREE, ids=lambda rule: rule.name)
+async def test_a_limit_counts_what_ran_in_other_shards_before_it(engine: ShardedEngine, rule: Rule) -> None:
     """T2, I2."""
-    await engine.put([a_job(queue=queue) for queue in QUEUES[:3] for _ in range(2)])
+    await engine.put([a_job(queue=queue, key="t1") for queue in QUEUES[:3] for _ in range(2)])
     one, two = [lease for queue in QUEUES[:2] for lease in await take(engine, queue, limit=1)]
-    await engine.add_rule(Rule(RuleKind.LIMIT, Scope.TASK, "tests.echo", 1))
+    await engine.add_rule(replace(rule, n=1))
 
     assert await take(engine, *QUEUES) == []
     await engine.settle([(one, Done())])
@@ -490,6 +502,58 @@ async def test_a_limit_counts_what_ran_in_other_shards_before_it(engine: Sharded
     await engine.settle([(two, Done())])
     assert len(await take(engine, QUEUES[2])) == 1
     assert await take(engine, *QUEUES) == []
+
+
+@pytest.mark.parametrize("rule", THREE, ids=lambda rule: rule.name)
+async def test_a_rate_holds_for_all_shards_together(another: Open, rule: Rule) -> None:
+    """I2: the bucket goes from shard to shard, and so never gives more than it has."""
+    handles = [await another() for _ in range(4)]
+    await handles[0].put([a_job(queue=queue, key="t1") for queue in QUEUES for _ in range(4)])
+    rule = replace(rule, n=100, every=timedelta(hours=1), burst=7)
+    await handles[0].add_rule(rule)
+    assert len(await take(handles[0], *QUEUES[::-1], limit=2)) == 7
+    taken: list[list[Lease]] = []
+    for _ in range(3):
+        taken += await asyncio.gather(*(take(handle, *QUEUES) for handle in handles))
+
+    assert [leases for leases in taken if leases] == []
+    assert (await handles[1].tokens(rule, "t1" if rule.scope is not Scope.TASK else rule.name)).free == 0
+    assert bare(await handles[1].rules()) == [rule]
+
+
+async def test_what_one_shard_owns_is_forgotten_when_nothing_runs_there(
+    another: Open, link: RedisLink, prefix: str
+) -> None:
+    """L5: keys that once were limited leave nothing."""
+    clock = FakeClock()
+    handle = await another(clock=clock)
+    await handle.add_rule(Rule(RuleKind.LIMIT, Scope.KEY, "t*", 1))
+    await handle.put([a_job(queue=queue, key=f"t{n}") for n, queue in enumerate(2 * QUEUES)])
+    leases = await handle.lease(dict.fromkeys(QUEUES, 9), span=timedelta(hours=1), holder=HOLDER)
+    assert len(leases) == 2 * COUNT
+
+    await handle.settle([(lease, Done()) for lease in leases[:-1]])
+    clock.advance("5m")
+    await handle.sweep()
+    assert await owned(link, prefix) == 1
+    await handle.settle([(leases[-1], Done())])
+    clock.advance("5m")
+    await handle.sweep()
+    assert await owned(link, prefix) == 0
+
+
+async def owned(link: RedisLink, prefix: str) -> int:
+    names = ["owned", "owned_since", "owners"]
+    counts = [
+        [
+            await link.command("HLEN" if name != "owned_since" else "ZCARD", f"{{{prefix}:{n}}}:{name}")
+            for name in names
+        ]
+        for n in range(COUNT)
+    ]
+    owned, since, owners = map(sum, zip(*counts, strict=True))
+    assert owned == since >= owners
+    return owned
 
 
 # --- queues with partitions -------------------------------------------------------------------

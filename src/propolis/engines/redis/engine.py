@@ -95,7 +95,12 @@ shard 3 is `{propolis:3}:`, and each shard also has
     PREFIXheard                   hash     shard -> the number of its last message that was acted on here
     PREFIXleaving                 hash     ids of jobs that are on their way to another shard
     PREFIXclaims                  zset     chosen ids of puts, wherever their jobs live, by their last moment
-    PREFIXshares                  hash     limit -> the name of its sharing; its rule is our share
+    PREFIXshares                  hash     limit -> the name of its sharing; its rule is our share.  Of limits
+                                           for many keys `many`
+    PREFIXowned                   hash     scope:name of buckets, and of keys under a limit for many, that are
+                                           here -> since which number, and how many run elsewhere
+    PREFIXowned_since             zset     the same, by when that was last looked at
+    PREFIXowners                  hash     (shard 0) the same -> the shard where they are, if that is another
     PREFIXpool                    hash     (shard 0) limit -> MessagePack of its n and what is left
     {propolis}:shards             hash     count: how many shards; partition:<queue>: how many it has
 

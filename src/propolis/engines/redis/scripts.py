@@ -19,6 +19,7 @@ _FUNCTION = re.compile(r"^local function (\w+)\(.*?^end\n", re.MULTILINE | re.DO
 _URGENT = {
     *("add_rule", "cancel", "delete", "delete_batch", "drop", "remove_rule", "replay", "reschedule", "seal"),
     *("terms_of_limit", "fill_pool", "lend", "replay_keyed", "sent_on", "start_sharing", "stop_sharing"),
+    *("hand_over", "know_elsewhere", "own"),
 }
 _FIRST_WRITE = "redis.call('DEL', base .. 'nothing')"
 _ADDED = {"base": "sharded", "batches": "travelling"}  # what follows these parts where an app has shards

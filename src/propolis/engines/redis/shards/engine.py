@@ -38,6 +38,7 @@ from propolis.core.protocols import (
     RuleKind,
     Scope,
     Swept,
+    Tokens,
 )
 from propolis.core.records import Bounds, Read, ReadOptions, Swap, Swapped, check_swaps
 from propolis.core.transitions import RETENTION, Retention
@@ -276,6 +277,13 @@ class ShardedEngine(FromExchange, FeedVerbs):
 
     async def rules(self, *, limit: int = 1000, after: Rule | None = None) -> list[Rule]:
         return await self._rules.page(limit, after)
+
+    async def tokens(self, rule: Rule, name: str) -> Tokens:
+        """One shard has the bucket, and the others find it full."""
+        return min(
+            await asyncio.gather(*(shard.tokens(rule, name) for shard in self._shards)),
+            key=lambda tokens: (tokens.free, -tokens.next_in),
+        )
 
     # --- Batches -------------------------------------------------------------------------
 

@@ -37,8 +37,31 @@ class Leasing:
     async def exchange(
         self, outcomes: Sequence[tuple[Lease, Outcome]], wants: Mapping[str, int], **terms: Unpack[LeaseTerms]
     ) -> Exchange:
+        knew_limits = self._knows_limits()
         if (shard := self._only_shard(outcomes, wants)) is not None:
-            return await shard.exchange(outcomes, wants, **terms)
+            got = await shard.exchange(outcomes, wants, **terms)
+        else:
+            got = await self._exchange(outcomes, wants, terms.copy())
+        if knew_limits or not self._knows_limits():
+            return got
+        # The first limits have come meanwhile, of which those that were asked have no part yet.
+        rest = {
+            queue: want - sum(lease.queue == queue for lease in got.leases) for queue, want in wants.items()
+        }
+        if (limit := terms.get("limit")) is not None:
+            terms["limit"] = limit - len(got.leases)
+        try:
+            return Exchange(got.lost, got.leases + (await self._exchange((), rest, terms.copy())).leases)
+        except EngineError as error:
+            log.warning("what limits let start waits for the next look: %s", error)
+            return got
+
+    def _knows_limits(self) -> bool:
+        return any(shard.limited for shard in self._group.shards)
+
+    async def _exchange(
+        self, outcomes: Sequence[tuple[Lease, Outcome]], wants: Mapping[str, int], terms: LeaseTerms
+    ) -> Exchange:
         lost = await self.settle(outcomes) if outcomes else []
         limit = terms.pop("limit", None)
         leases, trouble = await self.lease(wants, terms, _ROOM if limit is None else limit)
@@ -67,8 +90,11 @@ class Leasing:
     ) -> tuple[list[Lease], EngineError | None]:
         """All shards at once, or queue by queue where their order counts.  What was taken is always given."""
         shards = {queue: self._in_turn(queue) for queue in wants}
-        limited = any(shard.limited for shard in self._group.shards)
-        if limited or limit < sum(wants.values()) or any(len(each) > 1 for each in shards.values()):
+        if (
+            self._knows_limits()
+            or limit < sum(wants.values())
+            or any(len(each) > 1 for each in shards.values())
+        ):
             return await self.lease_in_order(wants, shards, terms, limit)
         queues_by_shard = grouped((queue, [each[0].number]) for queue, each in shards.items())
         answers = await asyncio.gather(
@@ -96,7 +122,7 @@ class Leasing:
             for shard in shards[queue] if want > 0 else ():
                 try:
                     if shard.limited:
-                        await self._rules.gather_shares(shard, queue, want)
+                        await self._rules.gather_shares(shard, queue, want, terms.get("tasks", ()))
                     taken = await shard.lease({queue: want}, **terms)
                 except EngineError as error:
                     trouble = error

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from propolis.core.ids import new_id
-from propolis.core.protocols import Rule, RuleKind, Scope
-from propolis.engines.redis.codec import terms_of
-from propolis.engines.redis.shards.group import ShardGroup
+from propolis.core.protocols import EACH, Rule, RuleKind, Scope
+from propolis.engines.redis.codec import rate_text, terms_of
+from propolis.engines.redis.shards.group import ShardGroup, grouped
 from propolis.engines.redis.shards.shard import Shard
 from propolis.errors import EngineError
 
@@ -58,12 +59,35 @@ class SharedRules:
             for rule in rules
         ]
 
-    async def gather_shares(self, shard: Shard, queue: str, want: int) -> None:
+    async def gather_shares(self, shard: Shard, queue: str, want: int, tasks: Sequence[str]) -> None:
         """Let this shard have what others do not use of limits that its next jobs come under."""
-        for limit, sharing, short in await shard.call_here(
-            "missing_shares", queue, min(want, SHARES_AT_ONCE)
-        ):
+        shares, names = await shard.call_here("missing_shares", queue, min(want, SHARES_AT_ONCE), *tasks)
+        for limit, sharing, short in shares:
             await self._borrow(shard, limit, sharing, short)
+        if names:
+            await self._own(shard, names)
+
+    async def _own(self, shard: Shard, names: list[bytes]) -> None:
+        """Let this shard own what one at a time does, and know what runs elsewhere: see sharded.lua."""
+        since = await self._owned(shard, names)
+        if foreign := [name for name in names if not since[name]]:
+            owners = await self._group.shards[0].call_here("owners", *foreign)
+            by_owner = grouped((name, [owner]) for name, owner in zip(foreign, owners, strict=True))
+            for owner, theirs in by_owner.items():
+                await self._group.shards[owner].call_through("hand_over", shard.number, *theirs)
+            since |= await self._owned(shard, foreign)
+        owned = [name for name in names if since[name]]
+        if not owned:
+            return
+        others = [other for other in self._group.shards if other is not shard]
+        counts = await asyncio.gather(
+            *(other.call_here("running_under", *owned, reads=False) for other in others)
+        )
+        known = [(name, since[name], sum(each)) for name, *each in zip(owned, *counts, strict=True)]
+        await shard.call_here("know_elsewhere", *(part for row in known for part in row), reads=False)
+
+    async def _owned(self, shard: Shard, names: list[bytes]) -> dict[bytes, bytes]:
+        return dict(zip(names, await shard.call_here("own", *names, reads=False), strict=True))
 
     async def _borrow(self, shard: Shard, limit: bytes, sharing: bytes, short: int) -> None:
         shards = self._group.shards
@@ -77,8 +101,12 @@ class SharedRules:
                 short -= lent
 
     def _is_shared(self, kind: RuleKind, scope: Scope, name: str) -> bool:
-        """Whether it limits what runs in several shards together."""
-        return kind is RuleKind.LIMIT and (scope is not Scope.QUEUE or len(self._group.of_queue(name)) > 1)
+        """Whether each shard has a share of it; a limit for many keys is whole in each of them."""
+        if kind is not RuleKind.LIMIT or scope is Scope.TASK_KEY:
+            return False
+        if scope is Scope.QUEUE:
+            return len(self._group.of_queue(name)) > 1
+        return scope is Scope.TASK or not name.endswith(EACH)
 
     async def _share(self, rule: Rule) -> bool:
         """First nobody has a share of it; when all shards know that, it is shared out as they need it."""
@@ -90,7 +118,7 @@ class SharedRules:
                 shard.limited = True
             await first.call_here("fill_pool", limit, rule.n, sharing, 1, reads=False)
         for shard in reversed(self._group.shards):
-            await shard.call_here("terms_of_limit", limit, *terms_of(rule), reads=False)
+            await shard.call_here("terms_of_limit", limit, *terms_of(rule), rate_text(rule), reads=False)
         return not was_there
 
 

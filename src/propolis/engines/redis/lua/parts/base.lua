@@ -76,8 +76,9 @@ function redis.number_or(otherwise, text)
 end
 
 -- Where an app has shards: the number of this one, how something is sent to another one, how a draft finds
--- its way (sharded.lua, travelling.lua).  On one server there are no shards, and all of this is nil.
-local me, send, travel, travel_batch
+-- its way, how many run elsewhere under a limit, and what is owned no longer (sharded.lua, travelling.lua).  On one
+-- server there are no shards, and all of this is nil.
+local me, send, travel, travel_batch, running_elsewhere, give_up_owned
 
 local function elsewhere(shard)
     return shard and shard ~= me

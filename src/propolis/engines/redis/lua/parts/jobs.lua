@@ -546,6 +546,9 @@ local function see_to_limits(refilled, most)
     if redis.call('HGET', LIMITS, EACH_KEY) == UNCOUNTED and redis.call('EXISTS', BUNDLES) == 0 then
         redis.call('HDEL', LIMITS, EACH_KEY)  -- nothing is left that was counted
     end
+    if send then
+        give_up_owned(most)
+    end
     local all = true
     for _, on in ipairs(redis.call('SRANDMEMBER', COUNTING, 10)) do
         all = count_some(on, most) and all
@@ -600,7 +603,10 @@ local function is_for_many(scope, name)
     return (scope == 'key' or scope == 'task_key') and name:sub(-1) == '*'
 end
 
-local function begin_limit_for_many(scope, name)
+local function begin_limit_for_many(scope, name, rule)
+    if send then
+        redis.call('HSET', base .. 'shares', rule, 'many')  -- see sharded.lua
+    end
     if scope == 'key' then
         redis.call('SADD', base .. 'prefixes', name:sub(1, -2))
     end

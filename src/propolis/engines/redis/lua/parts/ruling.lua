@@ -21,7 +21,7 @@ local function new_ruling()
         return at and tonumber(at) or nil
     end
 
-    -- A limit is {n, ends}, and has {every, burst} besides where it is a rate; nil where it is over.
+    -- A limit is {rule, n, ends}, and has {every, burst} besides where it is a rate; nil where it is over.
     local function read_limit(rule, n)
         local ends = ends_of(rule)
         if ends and ends <= now then
@@ -30,7 +30,7 @@ local function new_ruling()
         local every, burst = (redis.call('HGET', RATES, rule) or ''):match('^(%d+) (%d+)$')
         every, burst = tonumber(every), tonumber(burst)
         local is_rate = every and every > 0 and burst > 0
-        return {n = redis.number_or(0, n), ends = ends, every = is_rate and every or nil, burst = burst}
+        return {rule = rule, n = redis.number_or(0, n), ends = ends, every = is_rate and every or nil, burst = burst}
     end
 
     -- The limit on this scope:name; false where there is none.
@@ -96,12 +96,6 @@ local function new_ruling()
         end
     end
 
-    local function give_back_token(limit, on)
-        if limit and limit.every then
-            fill(on, math.max(full_under(limit, on) - limit.every, now))
-        end
-    end
-
     -- --- room -------------------------------------------------------------------------------
 
     -- How many of a queue, task or key run; nil where that is still being counted.
@@ -146,9 +140,9 @@ local function new_ruling()
     end
 
     local function room_under(limit, on)
-        local n = running_under(on)
+        local n, elsewhere = running_under(on), running_elsewhere and running_elsewhere(limit.rule, limit.every, on) or 0
         ruling.counts = ruling.counts or not n
-        local left = n and limit.n - n or 0
+        local left = n and limit.n - n - elsewhere or 0
         ruling.limited = ruling.limited or left <= 0
         if left > 0 and limit.every then
             local full, capacity = full_under(limit, on), limit.burst * limit.every
@@ -214,14 +208,28 @@ local function new_ruling()
         end
     end
 
+    -- Call `with` for each limit that holds for a job, with whose runs and tokens it counts.
+    function ruling.each_limit(j, with)
+        local of_queue, of_task = limit_on('queue:' .. j.queue), limit_on('task:' .. j.task)
+        local of_key = j.key and (limit_of_key(j.key) or limit_of_task_key(j.task))
+        if of_queue then
+            with(of_queue, 'queue:' .. j.queue)
+        end
+        if of_task then
+            with(of_task, 'task:' .. j.task)
+        end
+        if of_key then
+            with(of_key, 'key:' .. j.key)
+        end
+    end
+
     -- A start does not count: each limit that holds for the job now has its token back.
     function ruling.undo_start(j)
-        give_back_token(limit_on('queue:' .. j.queue), 'queue:' .. j.queue)
-        give_back_token(limit_on('task:' .. j.task), 'task:' .. j.task)
-        if j.key then
-            local on = 'key:' .. j.key
-            give_back_token(limit_of_key(j.key) or limit_of_task_key(j.task), on)
-        end
+        ruling.each_limit(j, function(limit, on)
+            if limit.every then
+                fill(on, math.max(full_under(limit, on) - limit.every, now))
+            end
+        end)
     end
 
     -- Write down the buckets that have changed, and when those have a token for which something waits.

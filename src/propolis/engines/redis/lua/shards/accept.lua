@@ -113,6 +113,22 @@ function act.lend(m)
     end
 end
 
+-- What one shard at a time owns comes here, or (`to`) goes on from here, since all such moves are kept here.
+function act.own(m)
+    if m.to and m.to ~= me then
+        redis.call('HSET', base .. 'owners', m.on, m.to)
+        return send(m.to, {kind = 'own', on = m.on, full = m.full})
+    end
+    if m.full then
+        redis.call('ZADD', base .. 'buckets', m.full, m.on)
+    end
+    if me == 0 then
+        redis.call('HDEL', base .. 'owners', m.on)
+    else
+        own(m.on)
+    end
+end
+
 local function hear(m)
     if m.seq > tonumber(redis.call('GET', base .. 'seq') or 0) then
         redis.call('SET', base .. 'seq', whole(m.seq))

@@ -1,12 +1,26 @@
--- with: base sharded jobs sharing
+-- with: base sharded jobs ruling sharing
 -- Which shares this shard lacks for the next ARGV[6] jobs of the queue ARGV[5]: of each its limit, the name of the
--- sharing, and how many.  Rather too many: those that stand next in any of the lines are counted.
+-- sharing, and how many; and which queues, tasks and keys it must own for them.  Rather too many: those that stand next in
+-- any of the lines are counted, also in those where jobs of the tasks ARGV[7...] are parked.
 local queue, want = ARGV[5], tonumber(ARGV[6])
 local needs = {}
 
 local function need(field, n)
-    if redis.call('HEXISTS', SHARES, field) == 1 then
+    local name = redis.call('HGET', SHARES, field)
+    if name and name ~= MANY then
         needs[field] = (needs[field] or 0) + n
+    end
+end
+
+local ruling, to_own, owners = new_ruling(), {}, {}
+
+local function need_limit(limit, on)
+    if on ~= 'queue:' .. queue then
+        need(limit.rule, 1)
+    end
+    if not owners[on] and is_for_owners(limit.rule, limit.every) then
+        owners[on] = true
+        to_own[#to_own + 1] = on
     end
 end
 
@@ -14,10 +28,7 @@ local function count_needs(ids)
     for _, id in ipairs(ids) do
         local j = load(id:match('^[^\n]*'))
         if j then
-            need('limit:task:' .. j.task, 1)
-            if j.key then
-                need('limit:key:' .. j.key, 1)
-            end
+            ruling.each_limit(j, need_limit)
         end
     end
 end
@@ -34,6 +45,11 @@ for _, priority in ipairs(redis.call('ZRANGE', of_queue(queue, 'ranks'), 0, -1))
     count_needs(redis.call('LRANGE', of_queue(queue, 'tidied:' .. priority), 0, want - 1))
     count_needs(redis.call('LRANGE', of_queue(queue, 'line:' .. priority), 0, want - 1))
 end
+for at = 7, #ARGV do
+    for _, member in ipairs(redis.call('ZRANGE', of_queue(queue, 'parked:' .. ARGV[at]), 0, want - 1)) do
+        count_needs({scheduled_id(member)})
+    end
+end
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', of_queue(queue, 'scheduled'), '-inf', now, 'LIMIT', 0, want)) do
     count_needs({scheduled_id(member)})
 end
@@ -45,4 +61,4 @@ for field, n in pairs(needs) do
         answer[#answer + 1] = {field, redis.call('HGET', SHARES, field), short}
     end
 end
-return answer
+return {answer, to_own}

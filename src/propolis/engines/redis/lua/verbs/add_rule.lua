@@ -18,7 +18,7 @@ keep_terms(rule, ARGV[9], ARGV[10], ARGV[11])
 keep_rate(rule, rate, new == 1)
 
 if limits_many then
-    begin_limit_for_many(scope, name)
+    begin_limit_for_many(scope, name, rule)
 elseif kind == 'limit' and scope ~= 'queue' then
     begin_limit(scope .. ':' .. name)
 end
