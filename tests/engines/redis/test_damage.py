@@ -45,6 +45,10 @@ KEYS_OF_AN_APP = (
 )
 MORE_KEYS = (
     "rules",
+    "rates",
+    "prefixes",
+    "buckets",
+    "refills",
     "limits",
     "removals",
     "parked",
