@@ -523,12 +523,17 @@ local function count_some(on, most)
 end
 
 -- How many run under a limit on a task or key; nil where that is still being counted.
+local counting  -- is anything?
+
 local function counted_under(on)
-    local what = redis.call('HEXISTS', LIMITS, on) == 1 and on or EACH_KEY
-    if redis.call('SISMEMBER', COUNTING, what) == 0 or count_some(what, CHUNK) then
-        return redis.call('SCARD', limited_by(on))
+    if counting == nil then
+        counting = redis.call('EXISTS', COUNTING) == 1
     end
-    return nil
+    local what = counting and (redis.call('HEXISTS', LIMITS, on) == 1 and on or EACH_KEY)
+    if what and redis.call('SISMEMBER', COUNTING, what) == 1 and not count_some(what, CHUNK) then
+        return nil
+    end
+    return redis.call('SCARD', limited_by(on))
 end
 
 -- Wake those who wait for tokens that are there now.  Count a bite of what was too much for one call, for each of some

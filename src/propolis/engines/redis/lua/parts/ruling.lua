@@ -16,8 +16,17 @@ local function new_ruling()
     local found, shut_until, running = {}, {}, {}
     local full_at, changed, refills = {}, {}, {}
 
+    local there = {}  -- which of these keys exist
+
+    local function is_there(what)
+        if there[what] == nil then
+            there[what] = redis.call('EXISTS', base .. what) == 1
+        end
+        return there[what]
+    end
+
     local function ends_of(rule)
-        local at = redis.call('ZSCORE', base .. 'rule_ends', rule)
+        local at = is_there('rule_ends') and redis.call('ZSCORE', base .. 'rule_ends', rule)
         return at and tonumber(at) or nil
     end
 
@@ -27,7 +36,8 @@ local function new_ruling()
         if ends and ends <= now then
             return nil
         end
-        local every, burst = (redis.call('HGET', RATES, rule) or ''):match('^(%d+) (%d+)$')
+        local rate = is_there('rates') and redis.call('HGET', RATES, rule)
+        local every, burst = (rate or ''):match('^(%d+) (%d+)$')
         every, burst = tonumber(every), tonumber(burst)
         local is_rate = every and every > 0 and burst > 0
         return {rule = rule, n = redis.number_or(0, n), ends = ends, every = is_rate and every or nil, burst = burst}
@@ -256,5 +266,39 @@ local function undo_start(j)
     if redis.call('EXISTS', RATES) == 1 then
         ruling = ruling or new_ruling()
         ruling.undo_start(j)
+    end
+end
+
+local keyed = {}  -- a table, since a function has at most 60 variables around it
+
+-- The task, the key and the meta of a job that has nothing special but its key; nil where that takes more than a look.
+function keyed.read(record)
+    local task, meta = record:match('^K([^\n]*)\n%d+\n%d+\n([^\n]*)\n')
+    local key = meta and not meta:find('\\', 1, true) and meta:match('"key":"([^"]*)"')
+    if key then
+        return task, key, meta
+    end
+    return nil
+end
+
+-- Jobs that have nothing special but their keys run no more: see `count_out`.
+function keyed.count_out(ids)
+    local limits = {}
+    for first = 1, #ids, CHUNK do
+        local last = math.min(first + CHUNK - 1, #ids)
+        for k, record in ipairs(redis.call('HMGET', JOBS, unpack(ids, first, last))) do
+            local task, key = keyed.read(record or '')
+            local j = not key and record and made(ids[first + k - 1], record)
+            task, key = task or j and j.task, key or j and j.key
+            if task and limits[task] == nil then
+                limits[task] = redis.call('HEXISTS', base .. 'limits', 'task:' .. task) == 1
+            end
+            if task and limits[task] then
+                redis.call('SREM', limited_by('task:' .. task), ids[first + k - 1])
+            end
+            if key then
+                redis.call('SREM', limited_by('key:' .. key), ids[first + k - 1])
+            end
+        end
     end
 end

@@ -49,16 +49,16 @@ local function forget_plain(queue, ids)
     end
 end
 
--- Leases that end with nothing to keep or to do but a step of their batch, if they have one.  Those of one bundle and
+-- Leases that end with nothing to keep or to do but a step of their batch, if they have one, or to be counted out.  Those of one bundle and
 -- one batch are of one sort: their runs are the same.  Gives the sort, or nil if there is more to the job.
 local function sort_of(sorts, run, fence, of_holder, id)
     local sort = sorts[run]
     if not sort then
-        local flag, its_fence, bundle, born, its_holder = run:match('^([PM])(%d+)\n(%d+)\n%d+\n%d+%.?(%d*)\n(.*)$')
+        local flag, its_fence, bundle, born, its_holder = run:match('^([PLM])(%d+)\n(%d+)\n%d+\n%d+%.?(%d*)\n(.*)$')
         if not flag or its_holder ~= of_holder then
             return nil
         end
-        sort = {run = run, fence = its_fence, bundle = bundle, n = 0}
+        sort = {run = run, fence = its_fence, bundle = bundle, n = 0, limited = flag == 'L'}
         if flag == 'M' then
             local j = made(id, redis.call('HGET', JOBS, id) or '')
             if not j then
@@ -75,7 +75,7 @@ end
 local function settle_group()
     local queue, of_holder, n = argument(), argument(), tonumber(argument())
     local running = of_queue(queue, 'running')
-    local gone, n_gone, others = {}, 0, {}
+    local gone, n_gone, others, limited = {}, 0, {}, {}
     local sorts, sort = {}, nil
     for first = 1, n, CHUNK do
         local last = math.min(first + CHUNK - 1, n)
@@ -90,10 +90,16 @@ local function settle_group()
                 gone[n_gone] = ARGV[at + k]
                 sort.n = sort.n + 1
                 sort.last = k
+                if sort.limited then
+                    limited[#limited + 1] = ARGV[at + k]
+                end
             else
                 others[#others + 1] = k
             end
         end
+    end
+    if #limited > 0 then
+        keyed.count_out(limited)
     end
     forget_plain(queue, gone)
     local leaving, members = {}, {}
@@ -154,7 +160,7 @@ local function nth_time(attempt)
     return since .. format('%016d', attempt) .. '\n' .. holder
 end
 local first_time = fence .. nth_time(1)
-local plain = 'P' .. first_time
+local plain, limited_run = 'P' .. first_time, 'L' .. first_time
 local PLAIN, MEMBER, KEYED = string.byte('P'), string.byte('M'), string.byte('K')
 
 -- No call does more than a bite: so many jobs that it looks at and does not lease, because a rule keeps them back, or
@@ -195,7 +201,7 @@ end
 local function start_again(j)
     local s = j.s
     if next(s) == nil then
-        return start(j.id, j.record, 'X' .. first_time)
+        return start(j.id, j.record, (j.flag == 'K' and 'L' or 'X') .. first_time)
     end
     local attempt, own_fence = (s.attempts or 0) + 1, whole(math.max((s.fence or 0) + 1, now))
     start(j.id, j.record, 'X' .. own_fence .. nth_time(attempt))
@@ -265,12 +271,12 @@ end
 -- Is there no rule on a job of which only the record is known?
 local free_tasks = {}
 
-local function is_free(record, flag)
-    local task = flag ~= KEYED and record:match('^.([^\n]*)')
-    if task and free_tasks[task] == nil then
-        free_tasks[task] = room('task', task) == FREE
+local function is_free(record)
+    local task = record:match('^.([^\n]*)')
+    if free_tasks[task] == nil then
+        free_tasks[task] = room('task', task) == math.huge
     end
-    return task and free_tasks[task]
+    return free_tasks[task]
 end
 
 -- Set a job aside: in its place, if it had one, else behind all those that were set aside before it.
@@ -365,6 +371,25 @@ local function take_changed(id, number)
     return take_one(j, number)
 end
 
+-- A job that has nothing special but its key, beside rules.
+local function take_keyed(id, record)
+    local task, key, meta = keyed.read(record)
+    if not key then
+        return take_changed(id)
+    end
+    local j = {id = id, task = task, key = key}
+    local group = kept_back(j)
+    if group then
+        looked = looked + 1
+        j.queue, j.priority, j.s = here, tonumber(meta:match('"priority":(%-?%d+)') or 0), {}
+        hold(j, nil, group)
+        return 0
+    end
+    ruling.started(j)
+    start(id, record, limited_run)
+    return 1
+end
+
 -- Jobs that are what they were when they were put.
 local function take_fresh(ids)
     local records = redis.call('HMGET', JOBS, unpack(ids))
@@ -374,10 +399,12 @@ local function take_fresh(ids)
         local flag = record and (record:byte() or 0)
         if not flag then
             looked = looked + GAP
-        elseif (flag == PLAIN or flag == KEYED) and not (ruled and not is_free(record, flag)) then
+        elseif flag == KEYED and ruled then
+            n = n + take_keyed(id, record)
+        elseif flag == KEYED or flag == PLAIN and not (ruled and not is_free(record)) then
             start(id, record, plain)
             n = n + 1
-        elseif flag == MEMBER and not (ruled and not is_free(record, flag)) then
+        elseif flag == MEMBER and not (ruled and not is_free(record)) then
             local of = batch_of(id, record)
             if of.counts then
                 start(id, record, of.run)
