@@ -90,19 +90,23 @@ local function new_ruling()
         local full = full_at[on] or tonumber(redis.call('ZSCORE', BUCKETS, on) or 0)
         local latest = now + limit.burst * limit.every
         if full > latest then
-            full, changed[on] = latest, true
+            full, changed[on] = latest, limit
         end
         full_at[on] = full
         return full
     end
 
-    local function fill(on, full)
-        full_at[on], changed[on] = full, true
+    local function fill(limit, on, full)
+        full_at[on], changed[on] = full, limit
+    end
+
+    local function next_token(limit, on)
+        return full_at[on] - (limit.burst - 1) * limit.every
     end
 
     local function take_tokens(limit, on, n)
         if limit.every then
-            fill(on, math.max(full_under(limit, on), now) + n * limit.every)
+            fill(limit, on, math.max(full_under(limit, on), now) + n * limit.every)
         end
     end
 
@@ -158,7 +162,7 @@ local function new_ruling()
             local full, capacity = full_under(limit, on), limit.burst * limit.every
             left = math.min(left, math.floor((capacity - math.max(0, full - now)) / limit.every))
             if left <= 0 then
-                refills[on] = full - capacity + limit.every
+                refills[on] = next_token(limit, on)
                 look_again(refills[on])
             end
         end
@@ -237,17 +241,23 @@ local function new_ruling()
     function ruling.undo_start(j)
         ruling.each_limit(j, function(limit, on)
             if limit.every then
-                fill(on, math.max(full_under(limit, on) - limit.every, now))
+                fill(limit, on, math.max(full_under(limit, on) - limit.every, now))
+                refills[on] = next_token(limit, on)
             end
         end)
     end
 
-    -- Write down the buckets that have changed, and when those have a token for which something waits.
+    -- Write down the buckets that have changed, and when those have a token for which something may wait, here or
+    -- elsewhere.
     function ruling.keep()
         local full, times = {}, {}
-        for on in pairs(changed) do
+        for on, limit in pairs(changed) do
             full[#full + 1] = whole(full_at[on])
             full[#full + 1] = on
+            local at = next_token(limit, on)
+            if at > now and (on:sub(1, 6) == 'queue:' or is_there('holding')) then
+                refills[on] = at
+            end
         end
         for on, at in pairs(refills) do
             times[#times + 1] = whole(at)

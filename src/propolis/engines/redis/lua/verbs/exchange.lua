@@ -258,25 +258,32 @@ end
 
 local LOOK_AGAIN_US = 1000000
 
+-- Is there no rule on a queue or a task?
+local free = {}
+
+local function is_free(on)
+    if free[on] == nil then
+        local rules = redis.call('HMGET', base .. 'rules', 'pause:' .. on, 'block:' .. on, 'limit:' .. on)
+        free[on] = not (rules[1] or rules[2] or rules[3])
+    end
+    return free[on]
+end
+
+local function task_of(record)
+    return 'task:' .. record:match('^.([^\n]*)')
+end
+
 -- How many more may start because of the rules on a queue, task, key or task of one key.
 local function room(scope, name)
+    if (scope == 'queue' or scope == 'task') and is_free(scope .. ':' .. name) then
+        return math.huge
+    end
     ruling = ruling or new_ruling()
     local left = ruling.room(scope, name)
     if ruling.counts then
         ruling.counts, looked = false, BITE  -- come back at once
     end
     return left
-end
-
--- Is there no rule on a job of which only the record is known?
-local free_tasks = {}
-
-local function is_free(record)
-    local task = record:match('^.([^\n]*)')
-    if free_tasks[task] == nil then
-        free_tasks[task] = room('task', task) == math.huge
-    end
-    return free_tasks[task]
 end
 
 -- Set a job aside: in its place, if it had one, else behind all those that were set aside before it.
@@ -341,8 +348,8 @@ local function try_to_start(j, number)
         hold(j, number, group)
         return 0
     end
-    if ruled then
-        ruling.started(j)  -- there is one: see `kept_back`
+    if ruling then
+        ruling.started(j)
     end
     if j.until_started then
         free_key(j)
@@ -401,10 +408,10 @@ local function take_fresh(ids)
             looked = looked + GAP
         elseif flag == KEYED and ruled then
             n = n + take_keyed(id, record)
-        elseif flag == KEYED or flag == PLAIN and not (ruled and not is_free(record)) then
+        elseif flag == KEYED or flag == PLAIN and (not ruled or is_free(task_of(record))) then
             start(id, record, plain)
             n = n + 1
-        elseif flag == MEMBER and not (ruled and not is_free(record)) then
+        elseif flag == MEMBER and (not ruled or is_free(task_of(record))) then
             local of = batch_of(id, record)
             if of.counts then
                 start(id, record, of.run)
