@@ -44,7 +44,7 @@ TOGETHER = {"a": 1, "b": 1, "c": 3, "u1": 4, "u2": 5, "chosen-1": 6, "chosen-2":
 APART = {**TOGETHER, "b": 2}
 
 
-SEED = 1
+SEED = 2
 
 
 class Placed(ShardMap):
