@@ -164,3 +164,32 @@ async def test_a_damaged_rate_is_none(engine: RedisEngine, link: RedisLink, pref
     assert len(await start(engine)) == 2
     await engine.sweep()
     assert [rule.n for rule in await engine.rules()] == [UNBOUNDED]
+
+
+async def test_of_many_keys_those_go_on_that_have_room_again(
+    engine: RedisEngine, link: RedisLink, prefix: str
+) -> None:
+    """L1, L5: at once and in their old order, though one call does not look at all that wait."""
+    await engine.add_rule(PREFIX_RULE)
+    names = [f"t{n}" for n in range(1_200)]
+    await engine.put([a_job(id=f"{turn}-{name}", key=name) for turn in (1, 2) for name in names])
+    leases: list[Lease] = []
+    while len(leases) < 1_200:
+        leases += await start(engine)
+    for _ in range(20):
+        assert await start(engine) == []
+    assert (await engine.queues())["default"].held == 1_200
+
+    ended = [*leases[5:600:7], *leases[601::9]]
+    await engine.settle([(lease, Done()) for lease in ended])
+    found = [*await start(engine), *await start(engine)]
+    assert [lease.id[2:] for lease in found] == [lease.id[2:] for lease in ended]
+    assert await start(engine) == []
+
+    await forget(engine, PREFIX_RULE)
+    found += leases
+    for _ in range(60):
+        found += await start(engine)
+    await engine.settle([(lease, Done()) for lease in found if lease not in ended])
+    assert (await engine.queues())["default"].total == 0
+    assert not {key for key in await keys(link, prefix) if "freed" in key}

@@ -13,9 +13,12 @@ The key layout, whose only description this is.  PREFIX is `propolis:`.
     PREFIX{queue}:held:<rule>     zset     the same, set aside because of a rule (task:<name>, …)
     PREFIX{queue}:parked:<task>   zset     put number and id of parked jobs, by priority
     PREFIX{queue}:holds           set      the rules for which there is such a set
+    PREFIX{queue}:freed           zset     where there are many of them: those that may have room, by the
+                                           places of their first jobs
     PREFIX{queue}:ranks           zset     the priorities that have a line, highest first
     PREFIX{queue}:scheduled       zset     put number and id of jobs that are not due yet, by due time
-    PREFIX{queue}:running         hash     id -> flag, fence, bundle, start, attempt, holder
+    PREFIX{queue}:running         hash     id -> flag, fence, bundle, start, attempt, holder.  The flag is P,
+                                           M or X, as of a record, or L: plain, and limits count it
     PREFIX{queue}:done|dead|cancelled zset put number and id of kept jobs, by the time of their end
     PREFIX{queue}:tally           hash     put, deleted: how many; front, back: the last places given
     PREFIX{queue}:news            channel  a message whenever there may be something to lease

@@ -330,8 +330,32 @@ local function forget_group(queue, group)
         redis.call('SREM', holds, group)
         if redis.call('EXISTS', holds) == 0 then
             redis.call('SREM', base .. 'holding', queue)
+            redis.call('DEL', of_queue(queue, 'freed'))
         end
     end
+end
+
+-- Where a queue has more groups than one call looks at, `freed` names those that may have room, by the places of their
+-- first jobs; it is only a hint.
+local GROUPS = 500
+
+-- Not a local, as number_or.
+function redis.free_groups(queue, groups)
+    local holds, freed = of_queue(queue, 'holds'), {}
+    if #groups == 0 or redis.call('SCARD', holds) <= GROUPS then
+        return
+    end
+    for first = 1, #groups, CHUNK do
+        local last = math.min(first + CHUNK - 1, #groups)
+        for k, is_there in ipairs(redis.call('SMISMEMBER', holds, unpack(groups, first, last))) do
+            local group = groups[first + k - 1]
+            local head = is_there == 1 and redis.call('ZRANGE', of_queue(queue, 'held:' .. group), 0, 0, 'WITHSCORES')[2]
+            if head then
+                freed[#freed + 1], freed[#freed + 2] = head, group
+            end
+        end
+    end
+    in_chunks('ZADD', of_queue(queue, 'freed'), freed)
 end
 
 -- Does a job wait in its queue, and not among what the removal `r` has set aside?
@@ -450,6 +474,7 @@ local function count_out(j)
     end
     if on_key and (there[2] or there[3]) then
         redis.call('SREM', limited_by(on_key), j.id)
+        redis.free_groups(j.queue, {on_key, 'task_key:' .. j.task .. ' ' .. j.key})
     end
 end
 

@@ -60,6 +60,7 @@ local function set_aside(queue)
     for _, what in ipairs({'scheduled', 'done', 'dead', 'cancelled'}) do
         move(what, 'numbered')
     end
+    redis.call('DEL', of_queue(queue, 'freed'))
     redis.call('SREM', base .. 'holding', queue)
     redis.call('ZREM', base .. 'timed', queue)
     redis.call('ZREM', base .. 'deaths', queue)

@@ -292,8 +292,8 @@ function keyed.read(record)
 end
 
 -- Jobs that have nothing special but their keys run no more: see `count_out`.
-function keyed.count_out(ids)
-    local limits = {}
+function keyed.count_out(queue, ids)
+    local limits, freed = {}, {}
     for first = 1, #ids, CHUNK do
         local last = math.min(first + CHUNK - 1, #ids)
         for k, record in ipairs(redis.call('HMGET', JOBS, unpack(ids, first, last))) do
@@ -308,7 +308,10 @@ function keyed.count_out(ids)
             end
             if key then
                 redis.call('SREM', limited_by('key:' .. key), ids[first + k - 1])
+                freed[#freed + 1] = 'key:' .. key
+                freed[#freed + 1] = 'task_key:' .. task .. ' ' .. key
             end
         end
     end
+    redis.free_groups(queue, freed)
 end

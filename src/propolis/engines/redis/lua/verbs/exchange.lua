@@ -99,7 +99,7 @@ local function settle_group()
         end
     end
     if #limited > 0 then
-        keyed.count_out(limited)
+        keyed.count_out(queue, limited)
     end
     forget_plain(queue, gone)
     local leaving, members = {}, {}
@@ -495,23 +495,58 @@ local function file(sources, source)
     sources[k + 1] = source
 end
 
--- Where there are many groups, a bite of them, by chance.
-local function sources_of(queue)
-    local sources, front = {}, {key = of_queue(queue, 'front')}
+-- Some groups that may have room, where there are more than one call looks at: those that are known to, of which some
+-- have a token since a moment ago, and a few by chance, or a bite of them if most of these have room.
+local FEW = 20
+
+local function some_groups(queue, want)
+    local holds, freed = of_queue(queue, 'holds'), of_queue(queue, 'freed')
+    local groups = redis.call('ZRANGE', freed, 0, math.min(want + FEW, BITE) - 1)
+    in_chunks('ZREM', freed, groups)
+    local refilled = redis.call('ZRANGEBYSCORE', base .. 'refills', '-inf', now, 'LIMIT', 0, want)
+    in_chunks('ZREM', base .. 'refills', refilled)
+    for _, on in ipairs(refilled) do
+        groups[#groups + 1] = redis.call('SISMEMBER', holds, on) == 1 and on or nil
+    end
+    local with_room, few = 0, redis.call('SRANDMEMBER', holds, FEW)
+    for _, group in ipairs(few) do
+        with_room = with_room + (room(group:match('^([%a_]+):(.*)$')) > 0 and 1 or 0)
+    end
+    few = with_room * 2 > FEW and redis.call('SRANDMEMBER', holds, BITE) or few
+    for _, group in ipairs(few) do
+        groups[#groups + 1] = group
+    end
+    return groups
+end
+
+local function sources_of(queue, want)
+    local sources, front, seen = {}, {key = of_queue(queue, 'front')}, {}
     if see_next(front) then
         sources[1] = front
     end
     local holds = of_queue(queue, 'holds')
     local n = redis.call('SCARD', holds)
-    local groups = n > BITE and redis.call('SRANDMEMBER', holds, BITE) or n > 0 and redis.call('SMEMBERS', holds) or {}
-    for _, group in ipairs(groups) do
-        local source = {key = of_queue(queue, 'held:' .. group), group = group}
-        source.scope, source.name = group:match('^([%a_]+):(.*)$')
-        if room(source.scope, source.name) > 0 and see_next(source) then
-            file(sources, source)
+    sources.many = n > BITE
+    for _, group in ipairs(sources.many and some_groups(queue, want) or n > 0 and redis.call('SMEMBERS', holds) or {}) do
+        local source = not seen[group] and {key = of_queue(queue, 'held:' .. group), group = group} or nil
+        seen[group] = true
+        if source then
+            source.scope, source.name = group:match('^([%a_]+):(.*)$')
+            if room(source.scope, source.name) > 0 and see_next(source) then
+                file(sources, source)
+            end
         end
     end
     return sources
+end
+
+-- Those that still have room, where there are many.
+local function keep_sources(queue, sources)
+    local groups = {}
+    for _, source in ipairs(sources) do
+        groups[#groups + 1] = source.group
+    end
+    redis.free_groups(queue, groups)
 end
 
 -- Take the next job of the last source.
@@ -564,7 +599,7 @@ local function take(queue, want)
         n = n + take_parked(queue, task, want - n)
     end
     if n < want then
-        sources, ranks = sources_of(queue), redis.call('ZRANGE', of_queue(queue, 'ranks'), 0, -1)
+        sources, ranks = sources_of(queue, want), redis.call('ZRANGE', of_queue(queue, 'ranks'), 0, -1)
     end
     local r = 1
     while n < want and not is_sated() do
@@ -581,6 +616,9 @@ local function take(queue, want)
         else
             break
         end
+    end
+    if sources.many then
+        keep_sources(queue, sources)
     end
     write_runs(queue)
     if ruling then
