@@ -267,51 +267,77 @@ local function new_ruling()
         in_chunks('ZADD', REFILLS, times)
     end
 
+    -- --- keys and groups ----------------------------------------------------------------------
+
+    -- The task, the key and the meta of a job that has nothing special but its key; nil where that takes more than a look.
+    function ruling.read_keyed(record)
+        local task, meta = record:match('^K([^\n]*)\n%d+\n%d+\n([^\n]*)\n')
+        local key = meta and not meta:find('\\', 1, true) and meta:match('"key":"([^"]*)"')
+        if key then
+            return task, key, meta
+        end
+        return nil
+    end
+
+    -- Jobs that have nothing special but their keys run no more: see `count_out`.
+    function ruling.count_out(queue, ids)
+        local counted, freed = {}, {}
+        for first = 1, #ids, CHUNK do
+            local last = math.min(first + CHUNK - 1, #ids)
+            for k, record in ipairs(redis.call('HMGET', JOBS, unpack(ids, first, last))) do
+                local task, key = ruling.read_keyed(record or '')
+                local j = not key and record and made(ids[first + k - 1], record)
+                task, key = task or j and j.task, key or j and j.key
+                if task and counted[task] == nil then
+                    counted[task] = redis.call('HEXISTS', base .. 'limits', 'task:' .. task) == 1
+                end
+                if task and counted[task] then
+                    redis.call('SREM', limited_by('task:' .. task), ids[first + k - 1])
+                end
+                if key then
+                    redis.call('SREM', limited_by('key:' .. key), ids[first + k - 1])
+                    freed[#freed + 1] = 'key:' .. key
+                    freed[#freed + 1] = 'task_key:' .. task .. ' ' .. key
+                end
+            end
+        end
+        redis.free_groups(queue, freed)
+    end
+
+    -- Some groups that may have room, where there are more than one call looks at: those that are known to, of which some
+    -- have a token since a moment ago, and a few by chance, or a bite of them if most of these have room.
+    local FEW, GROUPS = 20, 500
+
+    function ruling.some_groups(queue, want)
+        local holds, freed = of_queue(queue, 'holds'), of_queue(queue, 'freed')
+        local groups = redis.call('ZRANGE', freed, 0, math.min(want + FEW, GROUPS) - 1)
+        in_chunks('ZREM', freed, groups)
+        local refilled = redis.call('ZRANGEBYSCORE', base .. 'refills', '-inf', now, 'LIMIT', 0, want)
+        in_chunks('ZREM', base .. 'refills', refilled)
+        for _, on in ipairs(refilled) do
+            groups[#groups + 1] = redis.call('SISMEMBER', holds, on) == 1 and on or nil
+        end
+        local with_room, few = 0, redis.call('SRANDMEMBER', holds, FEW)
+        for _, group in ipairs(few) do
+            with_room = with_room + (ruling.room(group:match('^([%a_]+):(.*)$')) > 0 and 1 or 0)
+        end
+        few = with_room * 2 > FEW and redis.call('SRANDMEMBER', holds, GROUPS) or few
+        for _, group in ipairs(few) do
+            groups[#groups + 1] = group
+        end
+        return groups
+    end
+
+    -- Those that still have room, where there are many.
+    function ruling.keep_sources(queue, sources)
+        local groups = {}
+        for _, source in ipairs(sources) do
+            groups[#groups + 1] = source.group
+        end
+        redis.free_groups(queue, groups)
+    end
+
     return ruling
 end
 
 local ruling
-
-local function undo_start(j)
-    if redis.call('EXISTS', RATES) == 1 then
-        ruling = ruling or new_ruling()
-        ruling.undo_start(j)
-    end
-end
-
-local keyed = {}  -- a table, since a function has at most 60 variables around it
-
--- The task, the key and the meta of a job that has nothing special but its key; nil where that takes more than a look.
-function keyed.read(record)
-    local task, meta = record:match('^K([^\n]*)\n%d+\n%d+\n([^\n]*)\n')
-    local key = meta and not meta:find('\\', 1, true) and meta:match('"key":"([^"]*)"')
-    if key then
-        return task, key, meta
-    end
-    return nil
-end
-
--- Jobs that have nothing special but their keys run no more: see `count_out`.
-function keyed.count_out(queue, ids)
-    local limits, freed = {}, {}
-    for first = 1, #ids, CHUNK do
-        local last = math.min(first + CHUNK - 1, #ids)
-        for k, record in ipairs(redis.call('HMGET', JOBS, unpack(ids, first, last))) do
-            local task, key = keyed.read(record or '')
-            local j = not key and record and made(ids[first + k - 1], record)
-            task, key = task or j and j.task, key or j and j.key
-            if task and limits[task] == nil then
-                limits[task] = redis.call('HEXISTS', base .. 'limits', 'task:' .. task) == 1
-            end
-            if task and limits[task] then
-                redis.call('SREM', limited_by('task:' .. task), ids[first + k - 1])
-            end
-            if key then
-                redis.call('SREM', limited_by('key:' .. key), ids[first + k - 1])
-                freed[#freed + 1] = 'key:' .. key
-                freed[#freed + 1] = 'task_key:' .. task .. ' ' .. key
-            end
-        end
-    end
-    redis.free_groups(queue, freed)
-end

@@ -89,7 +89,10 @@ local function give_back(j, run, o, released)
         s.losses = nil
     end
     s.parked = o.kind == 'unknown' or nil
-    undo_start(j)
+    if redis.call('EXISTS', RATES) == 1 then
+        ruling = ruling or new_ruling()
+        ruling.undo_start(j)
+    end
     run_again(j, o.kind == 'release' and released, o.delay)
 end
 

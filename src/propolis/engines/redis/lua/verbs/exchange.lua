@@ -99,7 +99,8 @@ local function settle_group()
         end
     end
     if #limited > 0 then
-        keyed.count_out(queue, limited)
+        ruling = ruling or new_ruling()
+        ruling.count_out(queue, limited)
     end
     forget_plain(queue, gone)
     local leaving, members = {}, {}
@@ -269,10 +270,6 @@ local function is_free(on)
     return free[on]
 end
 
-local function task_of(record)
-    return 'task:' .. record:match('^.([^\n]*)')
-end
-
 -- How many more may start because of the rules on a queue, task, key or task of one key.
 local function room(scope, name)
     if (scope == 'queue' or scope == 'task') and is_free(scope .. ':' .. name) then
@@ -380,7 +377,8 @@ end
 
 -- A job that has nothing special but its key, beside rules.
 local function take_keyed(id, record)
-    local task, key, meta = keyed.read(record)
+    ruling = ruling or new_ruling()
+    local task, key, meta = ruling.read_keyed(record)
     if not key then
         return take_changed(id)
     end
@@ -408,10 +406,10 @@ local function take_fresh(ids)
             looked = looked + GAP
         elseif flag == KEYED and ruled then
             n = n + take_keyed(id, record)
-        elseif flag == KEYED or flag == PLAIN and (not ruled or is_free(task_of(record))) then
+        elseif flag == KEYED or flag == PLAIN and (not ruled or is_free('task:' .. record:match('^.([^\n]*)'))) then
             start(id, record, plain)
             n = n + 1
-        elseif flag == MEMBER and (not ruled or is_free(task_of(record))) then
+        elseif flag == MEMBER and (not ruled or is_free('task:' .. record:match('^.([^\n]*)'))) then
             local of = batch_of(id, record)
             if of.counts then
                 start(id, record, of.run)
@@ -495,30 +493,7 @@ local function file(sources, source)
     sources[k + 1] = source
 end
 
--- Some groups that may have room, where there are more than one call looks at: those that are known to, of which some
--- have a token since a moment ago, and a few by chance, or a bite of them if most of these have room.
-local FEW = 20
-
-local function some_groups(queue, want)
-    local holds, freed = of_queue(queue, 'holds'), of_queue(queue, 'freed')
-    local groups = redis.call('ZRANGE', freed, 0, math.min(want + FEW, BITE) - 1)
-    in_chunks('ZREM', freed, groups)
-    local refilled = redis.call('ZRANGEBYSCORE', base .. 'refills', '-inf', now, 'LIMIT', 0, want)
-    in_chunks('ZREM', base .. 'refills', refilled)
-    for _, on in ipairs(refilled) do
-        groups[#groups + 1] = redis.call('SISMEMBER', holds, on) == 1 and on or nil
-    end
-    local with_room, few = 0, redis.call('SRANDMEMBER', holds, FEW)
-    for _, group in ipairs(few) do
-        with_room = with_room + (room(group:match('^([%a_]+):(.*)$')) > 0 and 1 or 0)
-    end
-    few = with_room * 2 > FEW and redis.call('SRANDMEMBER', holds, BITE) or few
-    for _, group in ipairs(few) do
-        groups[#groups + 1] = group
-    end
-    return groups
-end
-
+-- Where there are many groups, some of them: see `some_groups`.
 local function sources_of(queue, want)
     local sources, front, seen = {}, {key = of_queue(queue, 'front')}, {}
     if see_next(front) then
@@ -527,7 +502,14 @@ local function sources_of(queue, want)
     local holds = of_queue(queue, 'holds')
     local n = redis.call('SCARD', holds)
     sources.many = n > BITE
-    for _, group in ipairs(sources.many and some_groups(queue, want) or n > 0 and redis.call('SMEMBERS', holds) or {}) do
+    local groups = {}
+    if sources.many then
+        ruling = ruling or new_ruling()
+        groups = ruling.some_groups(queue, want)
+    elseif n > 0 then
+        groups = redis.call('SMEMBERS', holds)
+    end
+    for _, group in ipairs(groups) do
         local source = not seen[group] and {key = of_queue(queue, 'held:' .. group), group = group} or nil
         seen[group] = true
         if source then
@@ -538,15 +520,6 @@ local function sources_of(queue, want)
         end
     end
     return sources
-end
-
--- Those that still have room, where there are many.
-local function keep_sources(queue, sources)
-    local groups = {}
-    for _, source in ipairs(sources) do
-        groups[#groups + 1] = source.group
-    end
-    redis.free_groups(queue, groups)
 end
 
 -- Take the next job of the last source.
@@ -618,7 +591,7 @@ local function take(queue, want)
         end
     end
     if sources.many then
-        keep_sources(queue, sources)
+        ruling.keep_sources(queue, sources)
     end
     write_runs(queue)
     if ruling then
