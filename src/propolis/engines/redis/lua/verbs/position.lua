@@ -13,7 +13,9 @@ local tidied = of_queue(j.queue, 'tidied:' .. j.priority)
 
 -- Those before the lists: in front, and held by rules.  No look counts further than a bite of groups.
 local before_lists = {of_queue(j.queue, 'front')}
-for _, group in ipairs(redis.call('SRANDMEMBER', of_queue(j.queue, 'holds'), CHUNK)) do
+local holds = of_queue(j.queue, 'holds')
+local many = redis.call('SCARD', holds) > CHUNK  -- a choice by chance would take as long as all of the rest
+for _, group in ipairs(many and redis.call('SSCAN', holds, 0, 'COUNT', CHUNK)[2] or redis.call('SMEMBERS', holds)) do
     before_lists[#before_lists + 1] = of_queue(j.queue, 'held:' .. group)
 end
 
@@ -33,9 +35,9 @@ local function in_lists(priority)
         - redis.call('SCARD', of_queue(j.queue, 'void:' .. priority))
 end
 
-local own
-for _, key in ipairs(before_lists) do
-    own = own or redis.call('ZSCORE', key, j.id) or nil
+local own = redis.call('ZSCORE', of_queue(j.queue, 'front'), j.id)
+for _, group in ipairs(groups_of(j)) do
+    own = own or redis.call('ZSCORE', of_queue(j.queue, 'held:' .. group), j.id)
 end
 
 -- Those of higher priority in lists.
