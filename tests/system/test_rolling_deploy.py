@@ -47,7 +47,7 @@ def new(tmp_path: Path) -> Path:
     package = tmp_path / "new" / "propolis"
     shutil.copytree(OLD, package, ignore=shutil.ignore_patterns("__pycache__"))
     sql, lua = package / "engines/sqlite/sql", package / "engines/redis/lua/verbs"
-    (sql / "tables/0002_colours.sql").write_text(
+    (sql / "tables/0003_colours.sql").write_text(
         "ALTER TABLE propolis_job ADD COLUMN colour TEXT;\n"
         "CREATE TABLE propolis_colour (name TEXT PRIMARY KEY) WITHOUT ROWID;\n"
     )

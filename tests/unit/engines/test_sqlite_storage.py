@@ -27,8 +27,9 @@ from propolis.testing.engines.samples import HOLDER, SPAN, a_job
 # A released migration is never changed.  What it lacks comes in the next one, whose checksum is added here.
 FROZEN = {
     "0001_tables.sql": "83218a26762457d6c85f50786a27f726d135599100ddf7b796a2725277e91d95",
+    "0002_rates.sql": "88cfbc55dc198dce88181362013195684327bff47042fed876ce3c83f107beba",
 }
-ADDITION = Migration(2, "0002_addition.sql", "ALTER TABLE propolis_job ADD COLUMN colour TEXT;\n")
+ADDITION = Migration(3, "0003_addition.sql", "ALTER TABLE propolis_job ADD COLUMN colour TEXT;\n")
 
 
 def execute(path: Path, *statements: str) -> object:
@@ -86,7 +87,7 @@ async def test_old_and_new_code_use_one_file_in_turn(tmp_path: Path, monkeypatch
         assert await use(path) == 2
     assert execute(path, "SELECT count(colour) FROM propolis_job") == 0  # the migration was run
     assert await use(path) == 3  # a rollback: what the later migration added is in nobody's way
-    assert execute(path, "SELECT group_concat(number) FROM propolis_migration") == "1,2"
+    assert execute(path, "SELECT group_concat(number) FROM propolis_migration") == "1,2,3"
 
 
 async def test_old_code_goes_on_where_each_table_has_one_more_column(tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ async def test_what_later_code_has_changed_for_itself_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "jobs.db"
-    breaking = Migration(2, "0002.sql", "-- compatible_from: 2\nDROP TABLE propolis_held;\n")
+    breaking = Migration(3, "0003.sql", "-- compatible_from: 3\nDROP TABLE propolis_held;\n")
     with monkeypatch.context() as later:
         later.setattr(schema, "load_migrations", lambda engine: [*load_migrations(engine), breaking])
         engine = await SQLiteEngine(path).open()
@@ -140,16 +141,16 @@ async def test_what_old_code_cannot_live_with_is_migrated_by_init_only(
 ) -> None:
     path = tmp_path / "jobs.db"
     await use(path)
-    adds = Migration(2, "0002_adds.sql", "CREATE TABLE propolis_more (id TEXT);\n")
-    breaks = Migration(3, "0003_breaks.sql", "-- compatible_from: 3\nDROP TABLE propolis_more;\n")
+    adds = Migration(3, "0003_adds.sql", "CREATE TABLE propolis_more (id TEXT);\n")
+    breaks = Migration(4, "0004_breaks.sql", "-- compatible_from: 4\nDROP TABLE propolis_more;\n")
     known = load_migrations("sqlite")
     monkeypatch.setattr(schema, "load_migrations", lambda _: [*known, adds])
-    assert await SQLiteEngine(path).install() == ["ran 0002_adds.sql"]
+    assert await SQLiteEngine(path).install() == ["ran 0003_adds.sql"]
     monkeypatch.setattr(schema, "load_migrations", lambda _: [*known, adds, breaks])
 
-    with pytest.raises(SchemaTooOld, match=r"0003_breaks\.sql.*propolis init"):
+    with pytest.raises(SchemaTooOld, match=r"0004_breaks\.sql.*propolis init"):
         await use(path)
-    assert await SQLiteEngine(path).install() == ["ran 0003_breaks.sql"]
+    assert await SQLiteEngine(path).install() == ["ran 0004_breaks.sql"]
 
     await use(path)
     assert await SQLiteEngine(path).install() == []
@@ -163,7 +164,7 @@ async def test_what_old_code_cannot_live_with_is_migrated_by_init_only(
     ("drift", "why"),
     [
         ("UPDATE propolis_migration SET checksum = 'other'", "was not 0001_tables.sql as it is here"),
-        ("UPDATE propolis_migration SET number = 2", "1 was left out"),
+        ("UPDATE propolis_migration SET number = number + 1 WHERE number = 2", "2 was left out"),
         ("DROP TABLE propolis_migration", "nothing says which migrations"),
         ("DROP TABLE propolis_record", "without propolis_record"),
     ],

@@ -35,6 +35,7 @@ from propolis.core.protocols import (
     RuleKind,
     Scope,
     Swept,
+    Tokens,
 )
 from propolis.core.records import Bounds, Read, ReadOptions, Swap, Swapped, check_read, check_swaps
 from propolis.core.transitions import RETENTION, Retention
@@ -51,7 +52,8 @@ from propolis.engines.sqlite.rows import one, rules_in, text_of
 from propolis.engines.sqlite.schema import script
 from propolis.engines.sqlite.snapshot import Snapshot
 from propolis.engines.sqlite.steps import batches, leasing, operating, puts, records, settling, sweeping
-from propolis.engines.sqlite.steps.rulebook import remove_rule
+from propolis.engines.sqlite.steps.rules.openings import NEXT_GROUPS, next_groups
+from propolis.engines.sqlite.steps.rules.rulebook import remove_rule
 from propolis.engines.sqlite.steps.work import Work
 from propolis.errors import BadSetting, EngineClosed
 
@@ -310,6 +312,9 @@ class SQLiteEngine(FromExchange, FeedVerbs):
     async def rules(self, *, limit: int = 1000, after: Rule | None = None) -> list[Rule]:
         return await self._read(lambda snapshot: rules_in(snapshot.db, snapshot.now_us, limit, after))
 
+    async def tokens(self, rule: Rule, name: str) -> Tokens:
+        return await self._read(lambda snapshot: snapshot.tokens(rule, name))
+
     async def batch(self, batch: str) -> BatchStatus | None:
         return await self._read(lambda snapshot: snapshot.batch(batch))
 
@@ -344,10 +349,22 @@ class SQLiteEngine(FromExchange, FeedVerbs):
                     self._watches.vain += 1
                 return changed
 
+            left = self._token_in(queues, timeout)
             with self._watches.calling(check), suppress(TimeoutError):
-                async with asyncio.timeout(timeout):
+                async with asyncio.timeout(left):
                     await event.wait()
-            return event.is_set()
+            return event.is_set() or left < timeout
+
+    def _token_in(self, queues: Sequence[str], timeout: float) -> float:
+        """How many seconds until there is a token for something that was set aside; at most `timeout`.
+
+        Of very many the first are read: whoever waits for others of them looks again when these have theirs.
+        """
+        groups: list[tuple[str, int]] = []
+        with suppress(EngineClosed):  # whoever waits finds out by looking
+            groups = self._file.peek(next_groups) or []
+        due = [us for n, (queue, us) in enumerate(groups, 1) if queue in queues or n == NEXT_GROUPS]
+        return min([timeout, *((us - self._clock.now_us()) / 1e6 for us in due)])
 
 
 def from_url(address: Address, clock: Clock | None) -> SQLiteEngine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from datetime import timedelta
 from operator import attrgetter
 from typing import Any
 
@@ -115,8 +116,12 @@ def rules_in(db: sqlite3.Connection, now_us: int, limit: int, after: Rule | None
     kind, scope, name = ("", "", "") if after is None else (after.kind, after.scope, after.name)
     place = {"kind": kind, "scope": scope, "name": name}
     return [
-        Rule(RuleKind(kind), Scope(scope), name, n, by, why, moment(set_us), moment(until_us))
-        for kind, scope, name, n, by, why, set_us, until_us in db.execute(
+        Rule(
+            *(RuleKind(kind), Scope(scope), name, n, by, why, moment(set_us), moment(until_us)),
+            every=None if every_us is None else timedelta(microseconds=every_us),
+            burst=burst,
+        )
+        for kind, scope, name, n, by, why, set_us, until_us, every_us, burst in db.execute(
             SQL["rules"], {**place, "now_us": now_us, "most": limit}
         )
     ]

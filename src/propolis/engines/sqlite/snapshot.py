@@ -12,10 +12,12 @@ from typing import Any
 from propolis.core.batch import BatchStatus
 from propolis.core.clock import EPOCH, moment
 from propolis.core.job import JobInfo, Member, State
-from propolis.core.protocols import COUNTED, Counts, Filter, Page
+from propolis.core.limits import rate_in
+from propolis.core.protocols import COUNTED, Counts, Filter, Page, Rule, Scope, Tokens
 from propolis.engines.sqlite.rows import (
     SQL,
     archived_info,
+    are_sound,
     batch_of,
     batch_state_of,
     live_info,
@@ -98,6 +100,14 @@ class Snapshot:
                 return None
             return int(one(self.db, "before_in_line", **dict(row), now_us=self.now_us, most=COUNTED))
         return None
+
+    def tokens(self, rule: Rule, name: str) -> Tokens:
+        rate = rate_in(rule)
+        scope = Scope.KEY if rule.scope is Scope.TASK_KEY else rule.scope
+        full_us = 0
+        for row in self.rows("busy_with", scope=scope, name=name):
+            full_us = row["full_us"] if are_sound((row["full_us"],)) else 0
+        return rate.tokens(full_us, self.now_us)
 
     def batch(self, batch: str) -> BatchStatus | None:
         for row in self.rows("batch_row", id=batch):

@@ -30,16 +30,29 @@ SELECT queue, TALLY_COLUMNS FROM propolis_tally WHERE queue > :after ORDER BY qu
 SELECT count(*) FROM (SELECT 1 FROM propolis_scheduled WHERE queue = :queue AND due_us <= :now_us LIMIT :most);
 
 -- name: keep_busy
--- A key or a task that nothing runs or waits of is forgotten by forget_busy.
-INSERT INTO propolis_busy (scope, name, running, held) VALUES (:scope, :name, :running, :held)
-ON CONFLICT (scope, name) DO UPDATE SET running = running + excluded.running, held = held + excluded.held
-RETURNING running, held;
+-- A key or a task that nothing runs of is forgotten by forget_busy.
+INSERT INTO propolis_busy (scope, name, running, held) VALUES (?, ?, ?, 0)
+ON CONFLICT (scope, name) DO UPDATE SET running = running + excluded.running;
+
+-- name: keep_bucket
+-- The same where tokens were taken or given back.
+INSERT INTO propolis_busy (scope, name, running, held, full_us) VALUES (?, ?, ?, 0, ?)
+ON CONFLICT (scope, name) DO UPDATE SET running = running + excluded.running, full_us = excluded.full_us;
 
 -- name: forget_busy
-DELETE FROM propolis_busy WHERE scope = :scope AND name = :name AND running = 0 AND held = 0;
+DELETE FROM propolis_busy WHERE scope = ? AND name = ? AND running = 0 AND full_us <= ?;
 
--- name: running_of_name
-SELECT running FROM propolis_busy WHERE scope = :scope AND name = :name;
+-- name: full_buckets
+SELECT scope, name FROM propolis_busy WHERE full_us > 0 AND full_us <= :now_us LIMIT :most;
+
+-- name: forget_bucket
+UPDATE propolis_busy SET full_us = 0 WHERE scope = :scope AND name = :name;
+
+-- name: busy_with
+SELECT running, full_us FROM propolis_busy WHERE scope = :scope AND name = :name;
+
+-- name: busy_keys
+SELECT name, running, full_us FROM json_each(:keys) k CROSS JOIN propolis_busy b ON b.scope = 'key' AND b.name = k.value;
 
 -- name: used_ids
 -- Which of these ids are taken: by a live job, by a kept one, or by one that was chosen less than a day ago.
@@ -76,6 +89,12 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 INSERT INTO propolis_ready (queue, priority, pos, seq)
 SELECT queue, priority, pos, seq FROM propolis_job WHERE seq BETWEEN :first AND :last AND due_us <= :now_us;
 
+-- name: stand_new_but
+-- The same without those that were set aside.
+INSERT INTO propolis_ready (queue, priority, pos, seq)
+SELECT queue, priority, pos, seq FROM propolis_job WHERE seq BETWEEN :first AND :last AND due_us <= :now_us
+   AND seq NOT IN (SELECT value FROM json_each(:held));
+
 -- name: schedule_new
 INSERT INTO propolis_scheduled (queue, due_us, seq, epoch)
 SELECT queue, due_us, seq, CASE WHEN seq IN (SELECT value FROM json_each(:given)) THEN NULL ELSE :epoch END
@@ -98,9 +117,14 @@ SELECT NOT EXISTS (SELECT 1 FROM propolis_rule WHERE kind IN ('pause', 'block') 
    AND (EXISTS (SELECT 1 FROM propolis_ready WHERE queue = :queue)
      OR EXISTS (SELECT 1 FROM propolis_scheduled WHERE queue = :queue AND due_us <= :now_us)
      OR EXISTS (SELECT 1 FROM propolis_group INDEXED BY propolis_group_opened WHERE queue = :queue AND opened)
+     OR EXISTS (SELECT 1 FROM propolis_group WHERE opens_us <= :now_us)
      OR EXISTS (SELECT 1 FROM propolis_parked
                  WHERE queue = :queue AND task IN (SELECT value FROM json_each(:tasks)))
      OR EXISTS (SELECT 1 FROM propolis_rule WHERE until_us <= :now_us));
+
+-- name: any_ready
+SELECT 1 WHERE EXISTS (SELECT 1 FROM propolis_ready WHERE queue = :queue)
+   OR EXISTS (SELECT 1 FROM propolis_group INDEXED BY propolis_group_opened WHERE queue = :queue AND opened);
 
 -- name: due
 SELECT queue, due_us, seq FROM propolis_scheduled WHERE queue = :queue AND due_us <= :now_us ORDER BY due_us, seq LIMIT :most;
@@ -160,32 +184,107 @@ DELETE FROM propolis_unique_key WHERE (key, id) IN (
     SELECT unique_key, id FROM propolis_job WHERE seq = :seq AND unique_until = 'started');
 
 -- name: hold
-INSERT INTO propolis_held (queue, scope, name, priority, pos, seq) VALUES (:queue, :scope, :name, :priority, :pos, :seq);
-
--- name: held_group
-INSERT OR IGNORE INTO propolis_group (queue, scope, name, opened) VALUES (:queue, :scope, :name, 0);
-
--- name: opened_groups
-SELECT scope, name FROM propolis_group INDEXED BY propolis_group_opened WHERE queue = :queue AND opened LIMIT :most;
-
--- name: open_groups
-UPDATE propolis_group SET opened = 1 WHERE scope = :scope AND name = :name AND NOT opened;
-
--- name: close_group
-UPDATE propolis_group SET opened = 0 WHERE queue = :queue AND scope = :scope AND name = :name;
-
--- name: forget_groups
-DELETE FROM propolis_group WHERE scope = :scope AND name = :name;
-
--- name: forget_group
-DELETE FROM propolis_group WHERE queue = :queue AND scope = :scope AND name = :name;
-
--- name: held_first
-SELECT priority, pos, seq FROM propolis_held WHERE queue = :queue AND scope = :scope AND name = :name
- ORDER BY priority DESC, pos LIMIT :most;
+INSERT INTO propolis_held (queue, scope, name, priority, pos, seq) VALUES (?, ?, ?, ?, ?, ?);
 
 -- name: unhold
-DELETE FROM propolis_held WHERE queue = :queue AND scope = :scope AND name = :name AND priority = :priority AND pos = :pos;
+DELETE FROM propolis_held WHERE queue = ? AND scope = ? AND name = ? AND priority = ? AND pos = ?;
+
+-- name: unhold_any
+DELETE FROM propolis_held WHERE seq = :seq RETURNING queue, scope, name;
+
+-- name: held_line
+-- The next jobs that are set aside in a group, behind so many of them.
+SELECT h.priority, h.pos, LINE_COLUMNS
+  FROM propolis_held h CROSS JOIN propolis_job j ON j.seq = h.seq
+ WHERE h.queue = :queue AND h.scope = :scope AND h.name = :name
+ ORDER BY h.priority DESC, h.pos
+ LIMIT :most OFFSET :behind;
+
+-- name: heads
+-- The first jobs of some groups, in the order that is given.
+SELECT j.priority, j.pos, LINE_COLUMNS FROM json_each(:seqs) l CROSS JOIN propolis_job j ON j.seq = l.value;
+
+-- name: held_group
+INSERT OR IGNORE INTO propolis_group (queue, scope, name, opened, opens_us, epoch, key)
+VALUES (:queue, :scope, :name, 0, :opens_us, :epoch, :key);
+
+-- name: groups_of_new
+-- Of so many keys those with jobs that are set aside in a queue: others join these at once.
+SELECT g.scope, g.name FROM json_each(:keys) k CROSS JOIN propolis_group g ON g.key = k.value AND g.queue = :queue;
+
+-- name: lead_group
+-- A job that was set aside may come before all others there.
+UPDATE propolis_group SET priority = :priority, pos = :pos, seq = :seq
+ WHERE queue = :queue AND scope = :scope AND name = :name AND opened
+   AND (priority < :priority OR (priority = :priority AND pos > :pos));
+
+-- name: opened_groups
+SELECT scope, name, priority, pos, seq FROM propolis_group INDEXED BY propolis_group_opened
+ WHERE queue = :queue AND opened ORDER BY priority DESC, pos LIMIT :most;
+
+-- name: is_open
+SELECT 1 FROM propolis_group WHERE queue = :queue AND scope = :scope AND name = :name AND opened;
+
+-- name: first_of
+SELECT priority, pos, seq FROM propolis_held WHERE queue = :queue AND scope = :scope AND name = :name
+ ORDER BY priority DESC, pos LIMIT 1;
+
+-- name: closed_of_keys
+-- The groups of keys of which a run has ended, with their first jobs; and not those that wait for a token.
+SELECT g.queue, g.scope, g.name, h.priority, h.pos, h.seq
+  FROM json_each(:keys) k CROSS JOIN propolis_group g ON g.key = k.value AND NOT g.opened AND g.opens_us IS NULL
+  LEFT JOIN propolis_held h ON h.seq = (
+       SELECT seq FROM propolis_held f WHERE f.queue = g.queue AND f.scope = g.scope AND f.name = g.name
+        ORDER BY f.priority DESC, f.pos LIMIT 1);
+
+-- name: closed_groups_of_key
+SELECT queue, scope, name FROM propolis_group WHERE key = :key AND NOT opened;
+
+-- name: closed_groups
+SELECT queue, scope, name FROM propolis_group WHERE scope = :scope AND name = :name AND NOT opened;
+
+-- name: open_group
+UPDATE propolis_group SET opened = 1, opens_us = NULL, epoch = NULL, priority = ?, pos = ?, seq = ?
+ WHERE queue = ? AND scope = ? AND name = ?;
+
+-- name: close_group
+UPDATE propolis_group SET opened = 0, opens_us = ?, epoch = ?, priority = NULL, pos = NULL, seq = NULL
+ WHERE queue = ? AND scope = ? AND name = ?;
+
+-- name: forget_group
+DELETE FROM propolis_group WHERE queue = ? AND scope = ? AND name = ?;
+
+-- name: groups_due
+SELECT g.queue, g.scope, g.name, h.priority, h.pos, h.seq
+  FROM (SELECT queue, scope, name FROM propolis_group WHERE opens_us <= :now_us ORDER BY opens_us LIMIT :most) g
+  LEFT JOIN propolis_held h ON h.seq = (
+       SELECT seq FROM propolis_held f WHERE f.queue = g.queue AND f.scope = g.scope AND f.name = g.name
+        ORDER BY f.priority DESC, f.pos LIMIT 1);
+
+-- name: next_groups
+SELECT queue, opens_us FROM propolis_group WHERE opens_us IS NOT NULL ORDER BY opens_us LIMIT :most;
+
+-- name: groups_before
+-- Those that wait for a token by a clock that was set back.
+SELECT queue, scope, name FROM propolis_group WHERE epoch < :epoch AND epoch IS NOT NULL LIMIT :most;
+
+-- name: groups_of_keys
+-- From a key on, with their places in this order.
+SELECT queue, scope, name, key, queue, scope, name FROM propolis_group
+ WHERE key IS NOT NULL AND (key, queue, scope, name) > (:a, :b, :c, :d) ORDER BY key, queue, scope, name LIMIT :most;
+
+-- name: groups_of_tasks
+SELECT queue, scope, name, name, queue, '', '' FROM propolis_group
+ WHERE scope = 'task_key' AND (name, queue) > (:a, :b) ORDER BY name, queue LIMIT :most;
+
+-- name: openings
+SELECT scope, name, place FROM propolis_opening LIMIT :most;
+
+-- name: keep_opening
+INSERT OR REPLACE INTO propolis_opening (scope, name, place) VALUES (:scope, :name, :place);
+
+-- name: end_opening
+DELETE FROM propolis_opening WHERE scope = :scope AND name = :name;
 
 -- name: renew
 UPDATE propolis_running SET until_us = :until_us, span_us = :until_us - :now_us
@@ -262,7 +361,7 @@ INSERT INTO propolis_ready (queue, priority, pos, seq) VALUES (:queue, :priority
 
 -- name: stand_due
 -- A scheduled job whose time has come gets its place.
-UPDATE propolis_job SET pos = :pos WHERE seq = :seq RETURNING priority;
+UPDATE propolis_job SET pos = :pos WHERE seq = :seq RETURNING priority, task, limit_key;
 
 -- name: schedule
 INSERT INTO propolis_scheduled (queue, due_us, seq, epoch) VALUES (:queue, :due_us, :seq, :epoch);
@@ -272,9 +371,6 @@ DELETE FROM propolis_ready WHERE queue = :queue AND priority = :priority AND pos
 
 -- name: unschedule
 DELETE FROM propolis_scheduled WHERE queue = :queue AND due_us = :due_us AND seq = :seq;
-
--- name: unhold_any
-DELETE FROM propolis_held WHERE seq = :seq RETURNING scope, name;
 
 -- name: archive
 INSERT INTO propolis_archive (ARCHIVE_COLUMNS)
@@ -309,6 +405,9 @@ SELECT EXISTS (SELECT 1 FROM propolis_scheduled WHERE due_us <= :now_us)
     OR EXISTS (SELECT 1 FROM propolis_running WHERE until_us <= :now_us)
     OR EXISTS (SELECT 1 FROM propolis_expiring WHERE expires_us <= :now_us)
     OR EXISTS (SELECT 1 FROM propolis_removal)
+    OR EXISTS (SELECT 1 FROM propolis_opening)
+    OR EXISTS (SELECT 1 FROM propolis_group WHERE opens_us <= :now_us)
+    OR EXISTS (SELECT 1 FROM propolis_busy WHERE full_us > 0 AND full_us <= :now_us)
     OR EXISTS (SELECT 1 FROM propolis_step_back)
     OR EXISTS (SELECT 1 FROM propolis_counter WHERE largest_us > :now_us + :tolerated_us)
     OR coalesce((SELECT until_us - span_us FROM propolis_running ORDER BY until_us DESC LIMIT 1) > :now_us + :tolerated_us, 0)
@@ -406,6 +505,7 @@ SELECT min(moment) FROM (
     SELECT min(due_us) AS moment FROM propolis_scheduled WHERE due_us > :now_us UNION ALL
     SELECT min(until_us) FROM propolis_running WHERE until_us > :now_us UNION ALL
     SELECT min(until_us) FROM propolis_rule WHERE until_us > :now_us UNION ALL
+    SELECT min(opens_us) FROM propolis_group WHERE opens_us > :now_us UNION ALL
     SELECT min(at_us) FROM propolis_record WHERE at_us > :now_us UNION ALL
     SELECT min(expires_us) FROM propolis_record WHERE expires_us > :now_us);
 
@@ -484,13 +584,27 @@ SELECT member, id, 'running', NULL, NULL FROM propolis_batch
  ORDER BY member, id LIMIT :most;
 
 -- name: rules
-SELECT kind, scope, name, n, set_by, why, set_us, until_us FROM propolis_rule
+SELECT kind, scope, name, n, set_by, why, set_us, until_us, every_us, burst FROM propolis_rule
  WHERE (kind, scope, name) > (:kind, :scope, :name) AND (until_us IS NULL OR until_us > :now_us)
  ORDER BY kind, scope, name LIMIT :most;
 
 -- name: rules_of
-SELECT kind, n FROM propolis_rule WHERE kind IN ('block', 'limit', 'pause') AND scope = :scope AND name = :name
+SELECT kind, n, every_us, burst FROM propolis_rule
+ WHERE kind IN ('block', 'limit', 'pause') AND scope = :scope AND name = :name
    AND (until_us IS NULL OR until_us > :now_us);
+
+-- name: rules_of_keys
+SELECT r.name, r.kind, r.n, r.every_us, r.burst FROM json_each(:keys) k CROSS JOIN propolis_rule r
+    ON r.kind IN ('block', 'limit', 'pause') AND r.scope = 'key' AND r.name = k.value
+ WHERE r.until_us IS NULL OR r.until_us > :now_us;
+
+-- name: any_group
+SELECT EXISTS (SELECT 1 FROM propolis_group);
+
+-- name: prefixes
+-- The limits on keys that begin with something.
+SELECT name, n, every_us, burst FROM propolis_rule INDEXED BY propolis_rule_each
+ WHERE kind = 'limit' AND substr(name, -1) = '*' AND scope = 'key' AND (until_us IS NULL OR until_us > :now_us);
 
 -- name: circumstances
 -- What a lease has to look into: any rule, jobs that were set aside, what is being removed.
@@ -499,19 +613,25 @@ SELECT EXISTS (SELECT 1 FROM propolis_rule),
        EXISTS (SELECT 1 FROM propolis_removal);
 
 -- name: ruled_scopes
--- Are there rules on queues, on tasks, on keys, on tasks of one key, and some that are over?
-SELECT EXISTS (SELECT 1 FROM propolis_rule WHERE kind IN ('block', 'limit', 'pause') AND scope = 'queue'),
-       EXISTS (SELECT 1 FROM propolis_rule WHERE kind IN ('block', 'limit', 'pause') AND scope = 'task'),
-       EXISTS (SELECT 1 FROM propolis_rule WHERE kind IN ('block', 'limit', 'pause') AND scope = 'key'),
-       EXISTS (SELECT 1 FROM propolis_rule WHERE kind IN ('block', 'pause') AND scope = 'task_key'),
+-- Are there rules on queues, on tasks, on keys, on tasks of one key, limits for each key of many or of a task, rates,
+-- and some that are over?  One step in an index for each.
+SELECT EXISTS (SELECT 1 FROM propolis_rule INDEXED BY propolis_rule_scope WHERE kind <> 'cap' AND scope = 'queue'),
+       EXISTS (SELECT 1 FROM propolis_rule INDEXED BY propolis_rule_scope WHERE kind <> 'cap' AND scope = 'task'),
+       EXISTS (SELECT 1 FROM propolis_rule INDEXED BY propolis_rule_scope WHERE kind <> 'cap' AND scope = 'key'),
+       EXISTS (SELECT 1 FROM propolis_rule WHERE kind = 'block' AND scope = 'task_key')
+    OR EXISTS (SELECT 1 FROM propolis_rule WHERE kind = 'pause' AND scope = 'task_key'),
+       EXISTS (SELECT 1 FROM propolis_rule INDEXED BY propolis_rule_each
+                WHERE kind = 'limit' AND substr(name, -1) = '*' AND scope = 'key'),
+       EXISTS (SELECT 1 FROM propolis_rule WHERE kind = 'limit' AND scope = 'task_key'),
+       EXISTS (SELECT 1 FROM propolis_rule INDEXED BY propolis_rule_rate WHERE every_us IS NOT NULL),
        EXISTS (SELECT 1 FROM propolis_rule WHERE until_us <= :now_us);
 
 -- name: cap
 SELECT n, until_us FROM propolis_rule WHERE kind = 'cap' AND scope = 'queue' AND name = :queue;
 
 -- name: add_rule
-INSERT INTO propolis_rule (kind, scope, name, n, set_by, why, set_us, until_us)
-VALUES (:kind, :scope, :name, :n, :set_by, :why, :now_us, :until_us);
+INSERT INTO propolis_rule (kind, scope, name, n, set_by, why, set_us, until_us, every_us, burst)
+VALUES (:kind, :scope, :name, :n, :set_by, :why, :now_us, :until_us, :every_us, :burst);
 
 -- name: remove_rule
 -- Gives whether it was over.

@@ -12,6 +12,7 @@ from propolis.core.protocols import Receipt
 from propolis.core.transitions import due_us, expires_us
 from propolis.engines.shared.receipts import decide_receipts
 from propolis.engines.sqlite.rows import SQL, text_of
+from propolis.engines.sqlite.steps.rules.groups import group_for, groups_of_keys, lead
 from propolis.engines.sqlite.steps.work import Work
 
 
@@ -47,7 +48,11 @@ def add(work: Work, jobs: Sequence[Envelope], bodies: Sequence[bytes]) -> None:
             for seq, job, body in zip(range(first, last + 1), jobs, bodies, strict=True)
         ],
     )
-    work.run("stand_new", first=first, last=last, now_us=work.now_us)
+    held = _join_others(work, first, jobs)
+    if held:
+        work.run("stand_new_but", first=first, last=last, now_us=work.now_us, held=text_of(held))
+    else:
+        work.run("stand_new", first=first, last=last, now_us=work.now_us)
     later = 0
     if any(job.due_at is not None or job.delay_ms for job in jobs):
         given = [seq for seq, job in zip(range(first, last + 1), jobs, strict=True) if job.due_at is not None]
@@ -69,6 +74,27 @@ def add(work: Work, jobs: Sequence[Envelope], bodies: Sequence[bytes]) -> None:
         for batch, n in Counter(batches).items():
             if not work.run("grow_batch", id=batch, n=n).rowcount:
                 work.run("orphan_members", id=batch, first=first, last=last)
+
+
+def _join_others(work: Work, first: int, jobs: Sequence[Envelope]) -> list[int]:
+    """The numbers of those that are set aside at once, where others of their keys are."""
+    keyed: dict[str, list[tuple[int, Envelope]]] = {}
+    for seq, job in enumerate(jobs, first):
+        if job.key is not None and due_us(job, work.now_us) <= work.now_us:
+            keyed.setdefault(job.queue, []).append((seq, job))
+    if not keyed or not work.run("any_group").fetchone()[0]:
+        return []
+    rows = []
+    for queue, mine in keyed.items():
+        groups = groups_of_keys(work, queue, {job.key or "" for _, job in mine})
+        for seq, job in mine if groups else ():
+            by = group_for(groups, job.task, job.key or "")
+            if by is not None:
+                rows.append((queue, *by, job.priority, seq, seq))
+                lead(work, queue, by, (job.priority, seq, seq))
+                work.move(queue, "ready", "held")
+    work.db.executemany(SQL["hold"], rows)
+    return [row[-1] for row in rows]
 
 
 def _count(work: Work, jobs: Sequence[Envelope], later: int) -> None:

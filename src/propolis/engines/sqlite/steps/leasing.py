@@ -16,16 +16,21 @@ from propolis.engines.sqlite.rows import LINES, text_of
 from propolis.engines.sqlite.steps.claims import Claim
 from propolis.engines.sqlite.steps.lines import promote
 from propolis.engines.sqlite.steps.puts import put
+from propolis.engines.sqlite.steps.rules.groups import open_with_room
 from propolis.engines.sqlite.steps.work import Work
 
 
 def lease(work: Work, terms: ClaimTerms) -> list[Lease]:
+    if not terms.wants:
+        open_with_room(work, work.groups_freed())
+        return []
     claim = Claim(work, terms.span, terms.holder)
     for queue, want in terms.wants.items():
         room = min(want, terms.limit - len(claim.leases))
         if room > 0:
             promote(work, queue)
             claim.take_from(queue, room, terms.tasks)
+    claim.finish()
     return claim.leases
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from propolis.core.protocols import BITE, Scope
+from propolis.core.protocols import BITE
 from propolis.engines.sqlite.rows import LiveJob
+from propolis.engines.sqlite.steps.rules.groups import join_others, leave
 from propolis.engines.sqlite.steps.work import Work
 
 
@@ -22,6 +23,8 @@ def place(
     if due > work.now_us:
         work.run("schedule", queue=queue, due_us=due, seq=job.seq, epoch=None if given else work.epoch)
         return "scheduled"
+    if join_others(work, queue, job.task, job.limit_key, (job.priority, pos, job.seq)):
+        return "held"
     work.run("stand", queue=queue, priority=job.priority, pos=pos, seq=job.seq)
     return "ready"
 
@@ -34,8 +37,7 @@ def unplace(work: Work, job: LiveJob) -> str:
         return "ready"
     if work.run("unschedule", queue=job.queue, due_us=job.due_us, seq=job.seq).rowcount:
         return "scheduled"
-    for scope, name in work.run("unhold_any", seq=job.seq).fetchall():
-        work.held[Scope(scope), name] -= 1
+    if leave(work, job.seq):
         return "held"
     work.run("unpark", queue=job.queue, task=job.task, priority=job.priority, seq=job.seq)
     return "parked"
@@ -54,8 +56,11 @@ def stand_due(work: Work, due: Iterable[tuple[str, int, int]]) -> int:
         work.run("unschedule_due", queue=queue, due_us=due_us, seq=seq)
         if row is None:  # there is no such job, whoever has taken it away
             continue
-        work.run("stand", queue=queue, priority=row[0], pos=pos, seq=seq)
-        work.move(queue, "scheduled", "ready")
+        priority, task, key = row
+        joined = join_others(work, queue, task, key, (priority, pos, seq))
+        if not joined:
+            work.run("stand", queue=queue, priority=priority, pos=pos, seq=seq)
+        work.move(queue, "scheduled", "held" if joined else "ready")
         work.woken.add(queue)
         promoted += 1
     return promoted

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 
-from propolis.core.clock import from_us, to_us
+from propolis.core.clock import from_us, span_us, to_us
 from propolis.core.job import Event, State
-from propolis.core.protocols import BITE, Rule
+from propolis.core.limits import too_many_prefixes
+from propolis.core.protocols import BITE, MAX_PREFIXES, Rule
 from propolis.core.transitions import Step
 from propolis.engines.sqlite.rows import LiveJob, history_with, text_of
 from propolis.engines.sqlite.steps import removals
 from propolis.engines.sqlite.steps.batches import batch_row, remove_batch
 from propolis.engines.sqlite.steps.lines import place, unplace
 from propolis.engines.sqlite.steps.removals import Leftover
-from propolis.engines.sqlite.steps.rulebook import remove_rule
+from propolis.engines.sqlite.steps.rules.rulebook import prefixes, remove_rule
 from propolis.engines.sqlite.steps.settling import end_waiting, job_by_number, live_job, make_ready
 from propolis.engines.sqlite.steps.work import Work
 
@@ -70,8 +71,8 @@ def replay(work: Work, job_id: str) -> bool:
     pos = work.back()
     work.run("revive", id=job_id, pos=pos, now_us=work.now_us, history=history_with(row["history"], event))
     work.run("delete_archived", id=job_id)
-    place(work, live_job(work, job_id), row["queue"], pos, work.now_us)
-    work.move(row["queue"], "dead", "ready")
+    target = place(work, live_job(work, job_id), row["queue"], pos, work.now_us)
+    work.move(row["queue"], "dead", target)
     return True
 
 
@@ -142,6 +143,8 @@ def remove_on(work: Work, limit: int) -> None:
 
 def add_rule(work: Work, rule: Rule) -> bool:
     was_there = remove_rule(work, rule.kind, rule.scope, rule.name)
+    if rule.prefix is not None and len(prefixes(work)) >= MAX_PREFIXES:
+        raise too_many_prefixes(rule.name)
     until = rule.set_at(from_us(work.now_us)).until
     work.run(
         "add_rule",
@@ -153,5 +156,7 @@ def add_rule(work: Work, rule: Rule) -> bool:
         why=rule.why,
         now_us=work.now_us,
         until_us=None if until is None else to_us(until),
+        every_us=None if rule.every is None else span_us(rule.every),
+        burst=rule.burst,
     )
     return not was_there

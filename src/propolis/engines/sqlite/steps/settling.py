@@ -9,12 +9,13 @@ from operator import itemgetter
 from typing import Any
 
 from propolis.core.clock import span_us
-from propolis.core.job import Dead, Done, Error, Lease, Member, Outcome, State
+from propolis.core.job import Dead, Done, Error, Lease, Member, Outcome, Released, Snoozed, State, Unknown
 from propolis.core.transitions import Step, settled
 from propolis.engines.sqlite.rows import BOUNDS, LiveJob, one, text_of
 from propolis.engines.sqlite.steps.arrivals import emit
 from propolis.engines.sqlite.steps.batches import open_batch, step_batch
 from propolis.engines.sqlite.steps.lines import place, unplace
+from propolis.engines.sqlite.steps.rules.rulebook import Rulebook
 from propolis.engines.sqlite.steps.work import KNOWN_US, Work
 
 _NAMES = itemgetter(4, 6, 7)  # queue, task and key, in a row of `leased`
@@ -95,6 +96,8 @@ def _settle_one(work: Work, seq: int, outcome: Outcome, released: list[tuple[Liv
         _free_key(work, job)  # it may hand its own key on
         _put_next(work, outcome)
     apply_step(work, job, step, released)
+    if isinstance(outcome, Released | Snoozed | Unknown) and step.state is State.READY:
+        Rulebook(work).give_token_back(job.queue, job.task, job.limit_key)
     return True
 
 

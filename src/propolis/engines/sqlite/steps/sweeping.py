@@ -13,7 +13,9 @@ from propolis.engines.sqlite.steps import records
 from propolis.engines.sqlite.steps.batches import remove_batch
 from propolis.engines.sqlite.steps.lines import stand_due
 from propolis.engines.sqlite.steps.operating import remove_on
-from propolis.engines.sqlite.steps.rulebook import remove_over
+from propolis.engines.sqlite.steps.rules.groups import open_with_room
+from propolis.engines.sqlite.steps.rules.openings import groups_due, open_before, open_on
+from propolis.engines.sqlite.steps.rules.rulebook import remove_over
 from propolis.engines.sqlite.steps.settling import (
     apply_step,
     expire,
@@ -33,17 +35,19 @@ def sweep(work: Work, limit: int, *, reaps: bool = True) -> Swept:
     """It does not reap where those that run may not have been able to say that they do."""
     behind = follow_clock(work, limit)
     rules_over = remove_over(work, limit)
+    opened = max(open_on(work, limit), open_with_room(work, groups_due(work, limit)))
     due = work.run("due_anywhere", now_us=work.now_us, most=limit).fetchall()
     promoted = stand_due(work, due)
     lost = [row[0] for row in work.run("lost_leases", now_us=work.now_us, most=limit)] if reaps else []
     ended = _reap(work, lost)
+    open_with_room(work, work.groups_freed())
     over = _expire(work, limit)
     removed = _forget_old(work, limit) + records.forget(work, limit)
     remove_on(work, limit)
     next_us = one(work.db, "next_moment", now_us=work.now_us)
     full = (
         behind
-        or limit in (promoted, len(lost), len(over), rules_over)
+        or limit in (promoted, len(lost), len(over), rules_over, opened)
         or removed >= limit
         or work.answered("removals", most=1)
     )
@@ -77,7 +81,8 @@ def follow_clock(work: Work, limit: int) -> bool:
         all_us = sum(by_us for ended, by_us, *_ in steps if ended >= since)
         work.run("bring_forward", queue=queue, due_us=due_us, seq=seq, by_us=all_us, epoch=epoch)
         work.run("bring_job_forward", seq=seq, by_us=all_us)
-    if limit in (len(leases), len(delayed)):
+    opened = open_before(work, epoch, limit)
+    if limit in (len(leases), len(delayed), opened):
         until_us, seq = leases[-1] if leases else (until_us, seq)
         work.run("keep_followed", until_us=until_us, seq=seq)
         return True
@@ -132,6 +137,9 @@ def _forget_old(work: Work, limit: int) -> int:
     for seq, (queue, state) in gone.items():
         work.run("remove_archived", seq=seq)
         work.depart(queue, state)
+    for scope, name in work.run("full_buckets", now_us=work.now_us, most=limit).fetchall():
+        work.run("forget_bucket", scope=scope, name=name)
+        work.db.execute(SQL["forget_busy"], (scope, name, work.now_us))
     work.run("forget_ids", now_us=work.now_us, most=limit)
     work.run("forget_tokens", now_us=work.now_us, most=limit)
     for (batch,) in work.run("batches_over", now_us=work.now_us, most=limit).fetchall():
