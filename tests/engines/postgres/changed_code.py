@@ -12,8 +12,11 @@ import pytest
 import propolis.engines.postgres
 from propolis.engines.postgres import schema
 from propolis.engines.shared import statements
+from propolis.engines.shared.statements import load_migrations
 
 OURS = Path(propolis.engines.postgres.__file__).parent / "sql"
+NEXT = load_migrations("postgres")[-1].number + 1
+CHANGED = f"{NEXT:04}_changed.sql"
 ADDITIVE = """\
 CREATE TABLE painted (id text PRIMARY KEY);
 ALTER TYPE stored_job ADD ATTRIBUTE colour text CASCADE;
@@ -43,8 +46,8 @@ class Code:
                 return
         raise AssertionError(f"no function has {old!r}")
 
-    def migrate(self, number: int, script: str) -> None:
-        (self._sql / "tables" / f"{number:04}_changed.sql").write_text(script, encoding="utf-8")
+    def migrate(self, script: str) -> None:
+        (self._sql / "tables" / CHANGED).write_text(script, encoding="utf-8")
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -60,7 +63,7 @@ class Code:
 def painting(root: Path) -> Code:
     """Newer code: a function that uses a table of an additive migration."""
     code = Code(root)
-    code.migrate(2, ADDITIVE)
+    code.migrate(ADDITIVE)
     code.change(
         "    INSERT INTO tally (queue, put, deleted) VALUES (of_queue, 1, 0);\n",
         "    INSERT INTO tally (queue, put, deleted) VALUES (of_queue, 1, 0);\n"

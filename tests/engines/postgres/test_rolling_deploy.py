@@ -9,7 +9,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from tests.engines.postgres.changed_code import painting
+from tests.engines.postgres.changed_code import CHANGED, painting
 
 from propolis.core.batch import Batch
 from propolis.core.ids import new_id
@@ -140,7 +140,7 @@ async def test_old_then_both_then_new_then_old_again(
 
     with painting(tmp_path).used():
         done = await PostgresEngine(postgres_url, schema=schema).install()  # under load
-        assert done == ["ran 0002_changed.sql", f"installed the functions {set_of(schema)}"]
+        assert done == [f"ran {CHANGED}", f"installed the functions {set_of(schema)}"]
         new = Fleet("new", await opened(postgres_url, schema), ledger)
     await asyncio.gather(old.enough(), new.enough())
     assert await hears(old.engines[0], new.engines[0])

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 from click.testing import CliRunner
-from tests.engines.postgres.changed_code import ADDITIVE, Code, painting
+from tests.engines.postgres.changed_code import ADDITIVE, CHANGED, NEXT, Code, painting
 
 from propolis.cli import main
 from propolis.core.job import Done
@@ -101,7 +101,7 @@ async def test_tables_that_are_there_are_changed_by_init_or_where_the_url_says_s
     postgres_url: str, schema: str, engine: PostgresEngine, connection: asyncpg.Connection, tmp_path: Path
 ) -> None:
     with painting(tmp_path).used():
-        with pytest.raises(SchemaTooOld, match=r"0002_changed\.sql.*propolis init"):
+        with pytest.raises(SchemaTooOld, match=rf"{CHANGED}.*propolis init"):
             await PostgresEngine(postgres_url, schema=schema).open()
         assert await sets_of(connection, schema) == [engine._installer._set]
 
@@ -119,7 +119,7 @@ async def test_init_says_what_it_did(
     with painting(tmp_path).used():
         newer = PostgresEngine(postgres_url, schema=schema)
 
-        assert await newer.install() == ["ran 0002_changed.sql", f"installed the functions {set_of(schema)}"]
+        assert await newer.install() == [f"ran {CHANGED}", f"installed the functions {set_of(schema)}"]
         assert await newer.install() == []
 
 
@@ -188,7 +188,7 @@ async def test_a_migration_that_old_code_cannot_live_with_removes_its_functions(
     postgres_url: str, schema: str, engine: PostgresEngine, connection: asyncpg.Connection, tmp_path: Path
 ) -> None:
     code = painting(tmp_path)
-    code.migrate(2, f"-- compatible_from: 2\n{ADDITIVE}")
+    code.migrate(f"-- compatible_from: {NEXT}\n{ADDITIVE}")
     with code.used():
         newer = await PostgresEngine(postgres_url, schema=schema, migrate=True).open()
         assert await sets_of(connection, schema) == [set_of(schema)]
@@ -383,6 +383,7 @@ async def test_the_command_says_what_it_did(postgres_url: str, schema: str) -> N
 
     assert first.output.splitlines()[:-1] == [
         "ran 0001_tables.sql",
+        "ran 0002_limits.sql",
         f"installed the functions {set_of(schema)}",
     ]
     assert len(second.output.splitlines()) == 1

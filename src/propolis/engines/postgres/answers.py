@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import count, repeat
 from typing import Any
 
@@ -195,10 +195,20 @@ def counts_of(row: Row) -> Counts:
     return Counts(**{name: row[name] for name in Counts.__struct_fields__})
 
 
-def rule_of(
-    kind: str, scope: str, name: str, n: int, by: str, why: str, set_us: int, until_us: int | None
-) -> Rule:
-    return Rule(RuleKind(kind), Scope(scope), name, n, by, why, moment(set_us), moment(until_us))
+def rule_of(row: Row) -> Rule:
+    every_us = row["every_us"]
+    return Rule(
+        RuleKind(row["kind"]),
+        Scope(row["scope"]),
+        row["name"],
+        row["n"],
+        row["set_by"],
+        row["why"],
+        moment(row["set_us"]),
+        moment(row["until_us"]),
+        every=None if every_us is None else timedelta(microseconds=every_us),
+        burst=1 if every_us is None else row["burst"],
+    )
 
 
 def complaint_of(what: str, name: str, seconds: float, application: str, state: str) -> str:

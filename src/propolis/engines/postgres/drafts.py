@@ -216,4 +216,6 @@ def rule_args(rule: Rule) -> tuple[str | int | None, ...]:
     """All that a rule says; for how long it holds, or until when."""
     span = None if rule.lasts is None else span_us(rule.lasts)
     until = None if rule.until is None else to_us(rule.until)
-    return rule.kind, rule.scope, rule.name, rule.n, rule.by, rule.why, span, until
+    every = None if rule.every is None else span_us(rule.every)
+    given = (rule.kind, rule.scope, rule.name, rule.n, rule.by, rule.why, span, until)
+    return *given, every, None if every is None else rule.burst

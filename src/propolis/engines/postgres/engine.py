@@ -22,10 +22,12 @@ from propolis.core.clock import Clock, from_us, span_until, span_us, to_us
 from propolis.core.duration import Duration, duration
 from propolis.core.envelope import Envelope, is_plain
 from propolis.core.job import JobInfo, Lease, Member, Outcome, State
+from propolis.core.limits import rate_in, too_many_prefixes
 from propolis.core.protocols import (
     COUNTED,
     KNOWN_FOR,
     LIMIT_SCOPES,
+    MAX_PREFIXES,
     Counts,
     Durability,
     Exchange,
@@ -39,6 +41,7 @@ from propolis.core.protocols import (
     RuleKind,
     Scope,
     Swept,
+    Tokens,
 )
 from propolis.core.records import Read, ReadOptions, Swap, Swapped, check_read, check_swaps
 from propolis.core.transitions import RETENTION, Retention
@@ -508,7 +511,9 @@ class PostgresEngine(FromExchange, PostgresFeeds):
         self._kept_back.difference_update(wants)
         if rows and rows[-1]["queue"] is None:
             self._kept_back.update(wants)
-            del rows[-1]
+            if (token_us := rows.pop()["pos"]) is not None:
+                seconds = (token_us - header["now_us"]) / 1_000_000
+                self._hints.wake(dict.fromkeys(wants, seconds))
         self._floors.learn(wants, rows, limit, header["now_us"])
         until = from_us(header["now_us"] + span_in_us)
         leases, unreadable = claimed(rows, until, holder)
@@ -611,7 +616,9 @@ class PostgresEngine(FromExchange, PostgresFeeds):
         return int(await self._answer("drop", self._at(), queue, *self._keeps))
 
     async def add_rule(self, rule: Rule) -> bool:
-        is_new = await self._answer("add_rule", self._at(), *rule_args(rule))
+        is_new = await self._answer("add_rule", self._at(), *rule_args(rule), MAX_PREFIXES)
+        if is_new is None:
+            raise too_many_prefixes(rule.name)
         if (seconds := seconds_until_over(rule, self._clock)) is not None:
             self._hints.announce({"": seconds})
         return bool(is_new)
@@ -622,7 +629,12 @@ class PostgresEngine(FromExchange, PostgresFeeds):
     async def rules(self, *, limit: int = 1000, after: Rule | None = None) -> list[Rule]:
         place = (None, None, None) if after is None else (after.kind, after.scope, after.name)
         rows = await self._read("rules", self._at(), limit, *place)
-        return [rule_of(*row) for row in rows]
+        return [rule_of(row) for row in rows]
+
+    async def tokens(self, rule: Rule, name: str) -> Tokens:
+        rate, scope = rate_in(rule), Scope.KEY if rule.scope is Scope.TASK_KEY else rule.scope
+        [(full_us, now_us)] = await self._read("tokens", self._at(), scope, name)
+        return rate.tokens(full_us, now_us)
 
     async def batch(self, batch: str) -> BatchStatus | None:
         for row in await self._read("batches", batch, None, 1, COUNTED):

@@ -141,12 +141,16 @@ SELECT propolis_f.delete($1);
 SELECT propolis_f.drop_queue($1, $2, $3, $4);
 
 -- name: rules
-SELECT kind, scope, name, n, set_by, why, set_us, until_us FROM propolis.rule
+SELECT kind, scope, name, n, set_by, why, set_us, until_us, every_us, burst FROM propolis.rule
  WHERE ($3::text IS NULL OR (kind, scope, name) > ($3, $4::text, $5::text))
    AND (until_us IS NULL OR until_us > propolis_f.moment($1)) ORDER BY kind, scope, name LIMIT $2;
 
 -- name: add_rule
-SELECT propolis_f.add_rule($1, $2, $3, $4, $5, $6, $7, $8, $9);
+SELECT propolis_f.add_rule($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
+
+-- name: tokens
+-- When the bucket of this name is full, and what time it is.
+SELECT full_us, now_us FROM propolis_f.bucket_of($1, $2, $3);
 
 -- name: remove_rule
 SELECT propolis_f.remove_rule($1, $2, $3, $4);

@@ -30,12 +30,13 @@ BEGIN
 END $$;
 
 -- Take a waiting job out of wherever it waits; a row of NULLs if it does not.
-CREATE FUNCTION unplace(job_id text) RETURNS job LANGUAGE plpgsql AS $$
+CREATE FUNCTION unplace(t terms, job_id text) RETURNS job LANGUAGE plpgsql AS $$
 DECLARE
     j job;
 BEGIN
     DELETE FROM ready WHERE id = job_id RETURNING WAITING_COLUMNS INTO j;
-    IF NOT FOUND THEN
+    PERFORM open_keys(t, ARRAY[j.queue], ARRAY[j.limit_key]) WHERE j.limit_key IS NOT NULL;
+    IF j.id IS NULL THEN
         DELETE FROM scheduled WHERE id = job_id RETURNING WAITING_COLUMNS INTO j;
         IF NOT FOUND THEN
             DELETE FROM held WHERE id = job_id RETURNING WAITING_COLUMNS INTO j;
@@ -45,7 +46,7 @@ BEGIN
 END $$;
 
 -- The same for many; gives those that waited, in this order.
-CREATE FUNCTION unplace_all(ids text[]) RETURNS job[] LANGUAGE plpgsql SET enable_nestloop = off SET jit = off AS $$
+CREATE FUNCTION unplace_all(t terms, ids text[]) RETURNS job[] LANGUAGE plpgsql SET enable_nestloop = off SET jit = off AS $$
 DECLARE
     jobs job[];
 BEGIN
@@ -61,6 +62,7 @@ BEGIN
     gone AS (SELECT j FROM from_ready UNION ALL SELECT j FROM from_scheduled UNION ALL SELECT j FROM from_held)
     SELECT coalesce(array_agg(g.j ORDER BY i.n), '{}') INTO jobs
       FROM gone AS g JOIN (SELECT id, min(n) AS n FROM unnest(ids) WITH ORDINALITY AS i (id, n) GROUP BY id) AS i ON i.id = (g.j).id;
+    PERFORM open_keys(t, array_agg(queue), array_agg(limit_key)) FROM unnest(jobs) WHERE limit_key IS NOT NULL;
     RETURN jobs;
 END $$;
 

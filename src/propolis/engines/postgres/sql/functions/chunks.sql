@@ -95,13 +95,15 @@ BEGIN
 END $$;
 
 -- Break out what limits on a queue and on tasks count.
-CREATE FUNCTION break_out_limited(of_queue text, of_tasks text[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION break_out_limited(of_queues text[], of_tasks text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     c bigint;
 BEGIN
-    FOR c IN SELECT number FROM chunk WHERE queue = of_queue OR tasks && of_tasks ORDER BY number FOR UPDATE LOOP
-        PERFORM break_out(c);
-    END LOOP;
+    IF of_queues || of_tasks <> '{}' THEN
+        FOR c IN SELECT number FROM chunk WHERE queue = ANY (of_queues) OR tasks && of_tasks ORDER BY number FOR UPDATE LOOP
+            PERFORM break_out(c);
+        END LOOP;
+    END IF;
 END $$;
 
 -- Break out the chunks whose leases nobody renewed, oldest first, until there are `most` such jobs.

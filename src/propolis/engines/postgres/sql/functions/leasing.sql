@@ -3,110 +3,6 @@
 -- A call does no more than this at once; whoever has more to do comes back.
 CREATE FUNCTION bite() RETURNS integer LANGUAGE sql IMMUTABLE AS $$ SELECT 1000 $$;
 
--- How many more jobs may run under the rules of this name; NULL: any number.
-CREATE FUNCTION room_under(t terms, of_scope text, of_name text) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-    room bigint;
-BEGIN
-    SELECT min(CASE kind WHEN 'limit' THEN n ELSE 0 END) INTO room FROM rule
-     WHERE kind IN ('block', 'limit', 'pause') AND scope = of_scope AND name = of_name
-       AND (until_us IS NULL OR until_us > t.now_us);
-    IF room > 0 THEN
-        CASE of_scope
-            WHEN 'key' THEN room := room - (SELECT count(*) FROM (SELECT FROM running WHERE limit_key = of_name LIMIT room) AS r);
-            WHEN 'task' THEN room := room - (SELECT count(*) FROM (SELECT FROM running WHERE task = of_name LIMIT room) AS r);
-            ELSE room := room - (SELECT count(*) FROM (SELECT FROM running WHERE queue = of_name LIMIT room) AS r);
-        END CASE;
-    END IF;
-    RETURN room;
-END $$;
-
--- The rules that keep jobs of a queue back, one step in the index for each.  Where there are more than a call can look at, it
--- begins at that of any of the jobs.
-CREATE FUNCTION lines_held(of_queue text, most integer) RETURNS TABLE (scope text, name text) LANGUAGE plpgsql AS $$
-DECLARE
-    begun boolean := false;
-    first_scope text;
-    first_name text;
-BEGIN
-    SELECT h.hold_scope, h.hold_name INTO first_scope, first_name FROM held AS h
-     WHERE h.queue = of_queue AND h.seq >= (
-           SELECT min(e.seq) + floor(random() * (max(e.seq) - min(e.seq)))::bigint FROM held AS e WHERE e.queue = of_queue)
-     ORDER BY h.seq LIMIT 1;
-    scope := first_scope;
-    name := first_name;
-    WHILE most > 0 AND scope IS NOT NULL AND (NOT begun OR (scope, name) <> (first_scope, first_name)) LOOP
-        IF scope <> 'parked' THEN
-            RETURN NEXT;
-        END IF;
-        begun := true;
-        most := most - 1;
-        SELECT h.hold_scope, h.hold_name INTO scope, name FROM held AS h
-         WHERE h.queue = of_queue AND (h.hold_scope, h.hold_name) > (lines_held.scope, lines_held.name)
-         ORDER BY h.hold_scope, h.hold_name LIMIT 1;
-        IF NOT FOUND THEN
-            SELECT h.hold_scope, h.hold_name INTO scope, name FROM held AS h
-             WHERE h.queue = of_queue ORDER BY h.hold_scope, h.hold_name LIMIT 1;
-        END IF;
-    END LOOP;
-END $$;
-
--- What rules may concern these, in the order in which rules are locked.
-CREATE FUNCTION scopes_of(of_queue text, of_tasks text[], of_keys text[]) RETURNS TABLE (scope text, name text)
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT DISTINCT s.scope COLLATE "C", s.name COLLATE "C" FROM (
-           SELECT 'queue', of_queue UNION ALL SELECT 'task', unnest(of_tasks) UNION ALL SELECT 'key', unnest(of_keys)) AS s (scope, name)
-     WHERE s.name IS NOT NULL ORDER BY 1, 2
-$$;
-
--- Lock the limits among these rules, so that those who lease at the same time count one another, and break out what they count:
--- they look at jobs one by one.
-CREATE FUNCTION lock_limits(of_queue text, of_tasks text[], of_keys text[]) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    limited text[];
-BEGIN
-    WITH them AS (
-        SELECT r.scope, r.name FROM scopes_of(of_queue, of_tasks, of_keys) AS s, LATERAL (
-               SELECT scope, name FROM rule WHERE kind = 'limit' AND scope = s.scope AND name = s.name FOR UPDATE) AS r)
-    SELECT array_agg(CASE scope WHEN 'task' THEN name END) INTO limited FROM them WHERE scope <> 'key';
-    IF limited IS NOT NULL THEN
-        PERFORM break_out_limited(of_queue, array_remove(limited, NULL));
-    END IF;
-END $$;
-
--- Let those stand in line again, in their old places, whose rule keeps them back no more, up to `want` of each rule.  Gives their
--- ids, and how many of them may leave the line until another one of the same rule may have to stand there.
-CREATE FUNCTION unhold(t terms, of_queue text, want integer, OUT ids text[], OUT enough bigint) LANGUAGE plpgsql AS $$
-DECLARE
-    scopes text[];
-    names text[];
-    room bigint;
-    freed text[];
-BEGIN
-    ids := '{}';
-    enough := want;
-    SELECT array_agg(l.scope), array_agg(l.name) INTO scopes, names FROM lines_held(of_queue, bite()) AS l;
-    PERFORM lock_limits(of_queue, ARRAY(SELECT n FROM unnest(scopes, names) AS l (s, n) WHERE s = 'task'),
-                        ARRAY(SELECT n FROM unnest(scopes, names) AS l (s, n) WHERE s = 'key'));
-    FOR n IN 1..coalesce(cardinality(scopes), 0) LOOP
-        EXIT WHEN cardinality(ids) >= bite();
-        room := coalesce(room_under(t, scopes[n], names[n]), want);
-        CONTINUE WHEN room <= 0;
-        WITH free AS (
-            DELETE FROM held WHERE ctid = ANY (ARRAY(
-                SELECT ctid FROM held WHERE queue = of_queue AND hold_scope = scopes[n] AND hold_name = names[n]
-                 ORDER BY rank, pos LIMIT least(want, room) FOR UPDATE SKIP LOCKED))
-            RETURNING WAITING_COLUMNS),
-        back AS (
-            INSERT INTO ready (WAITING_COLUMNS)
-            SELECT WAITING_COLUMNS FROM free
-            RETURNING id)
-        SELECT array_agg(id) INTO freed FROM back;
-        ids := ids || freed;
-        enough := least(enough, room);
-    END LOOP;
-END $$;
-
 -- Set jobs in line aside, each with the rule that keeps it back.
 CREATE FUNCTION set_aside(ids text[], scopes text[], names text[]) RETURNS void LANGUAGE plpgsql SET enable_nestloop = off SET jit = off AS $$
 BEGIN
@@ -118,10 +14,18 @@ BEGIN
       FROM gone JOIN unnest(ids, scopes, names) AS of (id, scope, name) ON of.id = gone.id;
 END $$;
 
--- The names that rules on a task of one key would have for these jobs in line.
-CREATE FUNCTION task_keys_of(places tid[]) RETURNS text[] LANGUAGE sql STABLE AS $$
-    SELECT coalesce(array_agg(DISTINCT task || ' ' || limit_key), '{}') FROM ready WHERE ctid = ANY (places) AND limit_key IS NOT NULL
-$$;
+-- The groups in which these jobs in line may be set aside: of rules on the queue, and those on tasks, keys and both that they have.
+CREATE FUNCTION groups_of(of_queue text, places tid[], OUT scopes text[], OUT names text[]) LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    with_both boolean := EXISTS (SELECT FROM rule WHERE kind IN ('block', 'limit', 'pause') AND scope = 'task_key');
+BEGIN
+    WITH them AS MATERIALIZED (SELECT DISTINCT task, limit_key FROM ready WHERE ctid = ANY (places))
+    SELECT array_agg(g.scope), array_agg(g.name) INTO scopes, names FROM (
+        SELECT 'queue', of_queue UNION ALL
+        SELECT DISTINCT 'task', task FROM them UNION ALL
+        SELECT DISTINCT 'key', limit_key FROM them WHERE limit_key IS NOT NULL UNION ALL
+        SELECT 'task_key', task || ' ' || limit_key FROM them WHERE with_both AND limit_key IS NOT NULL) AS g (scope, name);
+END $$;
 
 -- Whether a rule, or somebody who removes a queue or a batch, may want one of these jobs in line.
 CREATE FUNCTION concerned(places tid[]) RETURNS boolean LANGUAGE plpgsql AS $$
@@ -132,11 +36,22 @@ BEGIN
     SELECT array_agg(DISTINCT task), array_agg(DISTINCT limit_key) INTO of_tasks, of_keys FROM ready WHERE ctid = ANY (places);
     RETURN EXISTS (SELECT FROM rule WHERE kind IN ('block', 'limit', 'pause') AND scope = 'task' AND name = ANY (of_tasks))
         OR EXISTS (SELECT FROM rule WHERE kind IN ('block', 'limit', 'pause') AND scope = 'key' AND name = ANY (of_keys))
-        OR EXISTS (SELECT FROM rule WHERE kind IN ('block', 'pause') AND scope = 'task_key')
-           AND EXISTS (SELECT FROM rule WHERE kind IN ('block', 'pause') AND scope = 'task_key' AND name = ANY (task_keys_of(places)))
+        OR array_remove(of_keys, NULL) <> '{}' AND concerned_for_each(of_keys, places)
         OR EXISTS (SELECT FROM removal)
            AND EXISTS (SELECT FROM ready AS r WHERE r.ctid = ANY (places)
                           AND is_removed(r.queue, CASE WHEN r.stepped IS NOT TRUE THEN r.batch END, r.seq));
+END $$;
+
+-- The same for rules on keys of a prefix, and those on a task of one key, or each.
+CREATE FUNCTION concerned_for_each(of_keys text[], places tid[]) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM unnest(prefix_lengths()) AS e (n), unnest(of_keys) AS k (key)
+                    WHERE (SELECT true FROM rule WHERE kind = 'limit' AND scope = 'key' AND name = left(k.key, e.n) || '*' LIMIT 1))
+        OR EXISTS (SELECT FROM rule WHERE kind IN ('block', 'limit', 'pause') AND scope = 'task_key')
+           AND EXISTS (SELECT FROM ready AS j, unnest(ARRAY['*', j.limit_key]) AS k (key)
+                        WHERE j.ctid = ANY (places) AND j.limit_key IS NOT NULL AND (
+                              SELECT true FROM rule WHERE kind IN ('block', 'limit', 'pause') AND scope = 'task_key'
+                                 AND name = j.task || ' ' || k.key LIMIT 1));
 END $$;
 
 -- Go through these jobs in line, in their order: each has expired, is removed, is kept back by a rule, or is leased, up to `want`.
@@ -147,44 +62,59 @@ CREATE FUNCTION lease_these(
     INOUT left_bytes bigint, OUT numbers bigint[], OUT aside integer, OUT look_again boolean
 ) LANGUAGE plpgsql SET enable_nestloop = off SET jit = off AS $$
 DECLARE
-    scopes text[];
-    names text[];
-    rooms bigint[];
+    groups record := groups_of(of_queue, places);
+    r rulings := under(t, of_queue, groups.scopes, groups.names);
+    runs bigint[] := r.runs;
+    fulls bigint[] := r.fulls;
+    removing boolean := EXISTS (SELECT FROM removal);
     taken tid[] := '{}';
     kept text[] := '{}';
     kept_by integer[] := '{}';
+    kept_keys text[] := '{}';
     ruling integer;
+    use integer;
     c record;
 BEGIN
     aside := 0;
     look_again := false;
-    SELECT r.scopes, r.names, r.rooms INTO scopes, names, rooms FROM rooms_for(t, of_queue, places) AS r;
     FOR c IN
-        SELECT r.ctid AS place, r.id, r.expires_us <= t.now_us AS expired, octet_length(r.body) AS bytes,
-               is_removed(r.queue, CASE WHEN r.stepped IS NOT TRUE THEN r.batch END, r.seq) AS removed,
-               g.id IS NOT NULL AS let_go, k.n AS by_key, q.n AS by_queue, u.n AS by_task,
-               b.n AS by_both
-          FROM ready AS r
-          LEFT JOIN unnest(let_go) AS g (id) ON g.id = r.id
-          LEFT JOIN unnest(scopes, names) WITH ORDINALITY AS k (scope, name, n) ON k.scope = 'key' AND k.name = r.limit_key
-          LEFT JOIN unnest(scopes, names) WITH ORDINALITY AS q (scope, name, n) ON q.scope = 'queue' AND q.name = r.queue
-          LEFT JOIN unnest(scopes, names) WITH ORDINALITY AS u (scope, name, n) ON u.scope = 'task' AND u.name = r.task
-          LEFT JOIN unnest(scopes, names) WITH ORDINALITY AS b (scope, name, n)
-                 ON b.scope = 'task_key' AND b.name = r.task || ' ' || r.limit_key
-         WHERE r.ctid = ANY (places) ORDER BY r.rank, r.pos
+        SELECT j.ctid AS place, j.id, j.expires_us <= t.now_us AS expired, octet_length(j.body) AS bytes,
+               removing AND is_removed(j.queue, CASE WHEN j.stepped IS NOT TRUE THEN j.batch END, j.seq) AS removed,
+               g.id IS NOT NULL AS let_go, j.limit_key AS key, e.n AS key_use, ARRAY[k.n, q.n, u.n, b.n] AS under
+          FROM ready AS j
+          LEFT JOIN (SELECT DISTINCT id FROM unnest(let_go) AS g (id)) AS g ON g.id = j.id
+          LEFT JOIN unnest(r.scopes, r.names) WITH ORDINALITY AS k (scope, name, n) ON k.scope = 'key' AND k.name = j.limit_key
+          LEFT JOIN unnest(r.scopes, r.names) WITH ORDINALITY AS q (scope, name, n) ON q.scope = 'queue' AND q.name = j.queue
+          LEFT JOIN unnest(r.scopes, r.names) WITH ORDINALITY AS u (scope, name, n) ON u.scope = 'task' AND u.name = j.task
+          LEFT JOIN unnest(r.scopes, r.names) WITH ORDINALITY AS b (scope, name, n)
+                 ON b.scope = 'task_key' AND b.name = j.task || ' ' || j.limit_key
+          LEFT JOIN unnest(r.use_scopes, r.use_names) WITH ORDINALITY AS e (scope, name, n) ON e.scope = 'key' AND e.name = j.limit_key
+         WHERE j.ctid = ANY (places) ORDER BY j.rank, j.pos
     LOOP
         enough := enough - c.let_go::integer;
-        ruling := CASE WHEN rooms[c.by_key] <= 0 THEN c.by_key WHEN rooms[c.by_queue] <= 0 THEN c.by_queue
-                   WHEN rooms[c.by_task] <= 0 THEN c.by_task WHEN rooms[c.by_both] <= 0 THEN c.by_both END;
+        FOREACH ruling IN ARRAY c.under LOOP
+            use := r.uses[ruling];
+            EXIT WHEN room(t.now_us, r.shut[ruling], r.ns[ruling], r.everys[ruling], r.bursts[ruling], runs[use], fulls[use]) <= 0;
+            ruling := NULL;
+        END LOOP;
         IF c.expired OR c.removed THEN
             PERFORM put_away(t, c.id, c.removed);
         ELSIF ruling IS NOT NULL THEN
             kept := kept || c.id;
             kept_by := kept_by || ruling;
+            IF r.use_scopes[r.uses[ruling]] <> 'key' THEN
+                kept_keys := kept_keys || c.key;
+            END IF;
         ELSE
             taken := taken || c.place;
-            FOREACH ruling IN ARRAY array_remove(ARRAY[c.by_key, c.by_queue, c.by_task], NULL) LOOP
-                rooms[ruling] := rooms[ruling] - 1;
+            IF c.key_use IS NOT NULL THEN
+                runs[c.key_use] := runs[c.key_use] + 1;  -- also where the limit is for another task of that key
+            END IF;
+            FOREACH ruling IN ARRAY array_remove(c.under, NULL) LOOP
+                use := r.uses[ruling];
+                runs[use] := runs[use] + (use IS DISTINCT FROM c.key_use)::integer;
+                fulls[use] := coalesce(
+                    greatest(bounded(fulls[use], t.now_us, r.everys[ruling], r.bursts[ruling]), t.now_us) + r.everys[ruling], fulls[use]);
             END LOOP;
             left_bytes := left_bytes - c.bytes;
             EXIT WHEN cardinality(taken) = want OR left_bytes <= 0 OR (look_again AND enough <= 0);
@@ -194,9 +124,13 @@ BEGIN
         look_again := look_again OR c.let_go;
         EXIT WHEN look_again AND enough <= 0;
     END LOOP;
+    PERFORM keep_buckets(r, fulls);
+    IF of_task IS NULL AND kept <> '{}' THEN
+        PERFORM open_kept(t, of_queue, r, fulls, kept_by), open_keys(t, array_fill(of_queue, ARRAY[cardinality(kept_keys)]), kept_keys);
+    END IF;
     PERFORM set_aside(
-        kept, ARRAY(SELECT CASE WHEN of_task IS NULL THEN scopes[n] ELSE 'parked' END FROM unnest(kept_by) AS n),
-        ARRAY(SELECT coalesce(of_task, names[n]) FROM unnest(kept_by) AS n));
+        kept, ARRAY(SELECT CASE WHEN of_task IS NULL THEN r.scopes[n] ELSE 'parked' END FROM unnest(kept_by) AS n),
+        ARRAY(SELECT coalesce(of_task, r.names[n]) FROM unnest(kept_by) AS n));
     numbers := lease_rows(t, taken, until, who);
 END $$;
 
@@ -222,7 +156,7 @@ BEGIN
     LOOP
         -- Where one that was let go is not taken after all, the next of those held must stand before we go on.
         IF look_again THEN
-            freed := unhold(t, of_queue, reach);
+            freed := unhold(t, of_queue, reach, CASE WHEN looks = 0 THEN 0 ELSE least(reach, 32) END);
             let_go := coalesce(let_go, '{}') || freed.ids;
             enough := freed.enough;
             looks := looks + 1;
@@ -267,7 +201,7 @@ BEGIN
         step := want;
         last_rank := -32768;
         last_pos := 0;
-        CONTINUE WHEN room_under(t, 'task', line) <= 0;
+        CONTINUE WHEN room_of(t, of_queue, 'task', line) <= 0;
         WHILE want > 0 AND aside < bite() LOOP
             WITH free AS (
                 DELETE FROM held WHERE ctid = ANY (ARRAY(
@@ -294,30 +228,13 @@ BEGIN
     RETURN numbers;
 END $$;
 
--- The rules that these jobs in line are under, with the room that each leaves.
-CREATE FUNCTION rooms_for(t terms, of_queue text, places tid[], OUT scopes text[], OUT names text[], OUT rooms bigint[]) LANGUAGE plpgsql AS $$
-DECLARE
-    of_tasks text[] := ARRAY(SELECT DISTINCT task FROM ready WHERE ctid = ANY (places));
-    of_keys text[] := ARRAY(SELECT DISTINCT limit_key FROM ready WHERE ctid = ANY (places));
-    of_both text[] := '{}';
-BEGIN
-    PERFORM lock_limits(of_queue, of_tasks, of_keys);
-    IF EXISTS (SELECT FROM rule WHERE kind IN ('block', 'pause') AND scope = 'task_key') THEN
-        of_both := task_keys_of(places);
-    END IF;
-    SELECT array_agg(r.scope), array_agg(r.name), array_agg(room_under(t, r.scope, r.name)) INTO scopes, names, rooms FROM (
-        SELECT scope, name
-          FROM (SELECT scope, name FROM scopes_of(of_queue, of_tasks, of_keys) UNION ALL SELECT 'task_key', unnest(of_both)) AS s
-         WHERE (SELECT true FROM rule WHERE kind IN ('block', 'limit', 'pause') AND scope = s.scope AND name = s.name LIMIT 1)) AS r;
-END $$;
-
 -- End a job in line that is not to run.  Where that would have to wait for somebody it stays there, for a sweep.
 CREATE FUNCTION put_away(t terms, job_id text, removed boolean) RETURNS void LANGUAGE plpgsql SET lock_timeout = '20ms' AS $$
 BEGIN
     IF removed THEN
-        PERFORM end_job(t, unplace(job_id), 'cancelled', NULL);
+        PERFORM end_job(t, unplace(t, job_id), 'cancelled', NULL);
     ELSE
-        PERFORM expire(t, unplace(job_id));
+        PERFORM expire(t, unplace(t, job_id));
     END IF;
 EXCEPTION WHEN lock_not_available THEN
     NULL;
@@ -513,8 +430,7 @@ BEGIN
         RETURN;  -- all of it stays where it is, however much that may be
     END IF;
     IF singly THEN
-        PERFORM lock_limits(of_queue, '{}', '{}');
-        want := least(want, room_under(t, 'queue', of_queue));
+        want := least(want, room_of(t, of_queue, 'queue', of_queue));
         IF want <= 0 THEN
             RETURN;  -- the same
         END IF;
@@ -533,7 +449,7 @@ BEGIN
     IF NOT singly THEN
         let_go := '{}';
         IF keeps THEN
-            freed := unhold(t, of_queue, want);
+            freed := unhold(t, of_queue, want, 0);
             let_go := freed.ids;
             enough := freed.enough;
         END IF;
@@ -599,18 +515,9 @@ CREATE FUNCTION free_started_keys(first_number bigint) RETURNS void LANGUAGE sql
      WHERE r.number >= first_number AND r.unique_until = 'started' AND k.key = r.unique_key AND k.id = r.id
 $$;
 
--- Does a limit keep something back in one of these queues?  Whose end makes room may be elsewhere, and nobody announces it.
-CREATE FUNCTION kept_back(queues text[]) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT EXISTS (
-        SELECT FROM unnest(queues) AS of (queue), LATERAL (
-               SELECT l.scope, l.name FROM lines_held(of.queue, 100) AS l UNION ALL
-               SELECT 'queue', of.queue WHERE EXISTS (SELECT FROM ready AS y WHERE y.queue = of.queue)) AS l
-         WHERE (SELECT true FROM rule AS r WHERE r.kind = 'limit' AND r.scope = l.scope AND r.name = l.name))
-$$;
-
 -- End leases and take the next jobs.  Wants are queues, numbers and floors, in arrays; `most` bounds them all.  Gives what
--- was lost, the leases, among them rows of queues in which more has become due, and in the end a row of nothing where a limit
--- keeps something back.
+-- was lost, the leases, among them rows of queues in which more has become due, and in the end a row without a queue where a
+-- limit keeps something back, with the time of the next token (pos).
 CREATE FUNCTION exchange(
     at bigint, numbers bigint[], ids text[], fences bigint[], holders text[], outcomes text[], queues text[], wants integer[],
     from_ranks smallint[], from_places bigint[], sure_ranks smallint[], sure_places bigint[], from_dues bigint[], tasks text[], most integer, span_us bigint, who text,
@@ -622,6 +529,7 @@ DECLARE
     want integer;
     step integer;
     first_number bigint;  -- of those that have a row
+    back record;
 BEGIN
     answer.now_us := t.now_us;
     IF numbers IS NOT NULL THEN
@@ -652,8 +560,12 @@ BEGIN
     IF first_number IS NOT NULL AND EXISTS (SELECT FROM unique_key) THEN
         PERFORM free_started_keys(first_number);
     END IF;
-    IF most > 0 AND EXISTS (SELECT FROM rule WHERE kind = 'limit') AND kept_back(queues) THEN
-        answer := NULL;
-        RETURN NEXT answer;
+    IF most > 0 AND EXISTS (SELECT FROM rule WHERE kind = 'limit') THEN
+        back := kept_back(t, queues);
+        IF back.limited THEN
+            answer := NULL;
+            answer.pos := back.next_us;
+            RETURN NEXT answer;
+        END IF;
     END IF;
 END $$;

@@ -43,8 +43,8 @@ BEGIN
                     ELSE c.put - c.deleted - c.scheduled - c.held - c.parked - c.running - c.done - c.dead - c.cancelled END,
                least(c.scheduled, most), least(c.held, most), least(c.parked, most), c.running, least(c.done, most), c.dead,
                least(c.cancelled, most), c.more
-          FROM (SELECT s.queue, s.put, s.deleted, s.dead, s.scheduled, s.held, s.parked, s.running, s.done, s.cancelled,
-                       greatest(s.scheduled, s.held, s.parked, s.done, s.cancelled) > most AS more
+          FROM (SELECT s.queue, s.put, s.deleted, s.dead, s.scheduled, s.held, s.parked, least(s.alone, most) + s.members AS running,
+                       s.done, s.cancelled, greatest(s.scheduled, s.held, s.parked, s.alone, s.done, s.cancelled) > most AS more
           FROM (SELECT q AS queue, o.put, o.deleted, o.dead,
                        (SELECT count(*) FROM (SELECT FROM scheduled AS s WHERE s.queue = q AND s.due_us > now_us LIMIT most + 1) AS few) AS scheduled,
                        (SELECT count(*) FROM (
@@ -52,7 +52,8 @@ BEGIN
                             (SELECT FROM held AS h WHERE h.queue = q AND h.hold_scope > 'parked' LIMIT most + 1)) AS few) AS held,
                        (SELECT count(*) FROM (
                             SELECT FROM held AS h WHERE h.queue = q AND h.hold_scope = 'parked' LIMIT most + 1) AS few) AS parked,
-                       coalesce(u.n, 0) AS running,
+                       (SELECT count(*) FROM (SELECT FROM running AS r WHERE r.queue = q LIMIT most + 1) AS few) AS alone,
+                       coalesce(u.n, 0) AS members,
                        (SELECT count(*) FROM (SELECT FROM archive AS a WHERE a.queue = q AND a.state = 'done' LIMIT most + 1) AS few) AS done,
                        (SELECT count(*) FROM (SELECT FROM archive AS a WHERE a.queue = q AND a.state = 'cancelled' LIMIT most + 1) AS few) AS cancelled
                   FROM unnest(names) AS q CROSS JOIN LATERAL (
@@ -60,10 +61,8 @@ BEGIN
                             SELECT t.put, t.deleted, t.dead FROM tally AS t WHERE t.queue = q UNION ALL
                             SELECT t.put, t.deleted, t.dead FROM total AS t WHERE t.queue = q) AS s) AS o
                   LEFT JOIN (
-                       SELECT s.name, sum(s.n)::bigint AS n FROM (
-                            SELECT r.queue AS name, count(*) AS n FROM running AS r WHERE r.queue = ANY (names) GROUP BY r.queue UNION ALL
-                            SELECT k.queue, sum(k.members) FROM chunk AS k WHERE k.queue = ANY (names) GROUP BY k.queue) AS s
-                        GROUP BY s.name) AS u ON u.name = q) AS s) AS c
+                       SELECT k.queue AS name, sum(k.members)::bigint AS n FROM chunk AS k WHERE k.queue = ANY (names)
+                        GROUP BY k.queue) AS u ON u.name = q) AS s) AS c
          ORDER BY c.queue COLLATE "C";
 END $$;
 

@@ -15,7 +15,7 @@ BEGIN
              WHERE NOT EXISTS (SELECT FROM live() AS l WHERE l.id = i.id))) ORDER BY number FOR UPDATE;
         PERFORM FROM running WHERE id = ANY (ids) ORDER BY number FOR UPDATE;
     END IF;
-    waited := unplace_all(ids);
+    waited := unplace_all(t, ids);
     PERFORM end_all(t, waited, 'cancelled', t.cancelled_us, 'cancelled');
     RETURN QUERY SELECT min(i.n)::integer FROM unnest(ids) WITH ORDINALITY AS i (id, n), unnest(waited) AS w WHERE w.id = i.id GROUP BY i.id;
     FOR n IN SELECT i.n FROM unnest(ids) WITH ORDINALITY AS i (id, n) WHERE i.id NOT IN (SELECT id FROM unnest(waited)) LOOP
@@ -32,7 +32,7 @@ BEGIN
                 RETURN NEXT n;
                 EXIT;
             END IF;
-            waited := unplace_all(ids[n:n]);
+            waited := unplace_all(t, ids[n:n]);
             IF waited <> '{}' THEN
                 PERFORM end_all(t, waited, 'cancelled', t.cancelled_us, 'cancelled');
                 RETURN NEXT n;
@@ -50,10 +50,10 @@ CREATE FUNCTION reschedule(at bigint, job_id text, new_due bigint) RETURNS boole
 LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     t terms := (moment(at), 0, 0);
-    j job := unplace(job_id);
+    j job := unplace(t, job_id);
 BEGIN
     IF j.id IS NULL THEN
-        j := unplace(job_id);  -- while we looked it may have moved to where we had looked before
+        j := unplace(t, job_id);  -- while we looked it may have moved to where we had looked before
     END IF;
     IF j.id IS NULL THEN
         RETURN false;
@@ -121,54 +121,6 @@ BEGIN
     SELECT coalesce(array_agg(id), '{}') INTO those FROM gone;
     RETURN those;
 END $$;
-
--- Set a rule: until a time, for a while from now, or for good.  Says whether it is new, and did not only replace one.
-CREATE FUNCTION add_rule(
-    at bigint, of_kind text, of_scope text, of_name text, of_n integer, who text, reason text, span_us bigint, ends_us bigint
-) RETURNS boolean LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-DECLARE
-    t terms := (moment(at), NULL, NULL);
-    before record;
-    ends bigint := coalesce(t.now_us + span_us, ends_us);
-BEGIN
-    PERFORM wake('');
-    LOOP
-        INSERT INTO rule (kind, scope, name, n, set_by, why, set_us, until_us)
-        VALUES (of_kind, of_scope, of_name, of_n, who, reason, t.now_us, ends) ON CONFLICT (kind, scope, name) DO NOTHING;
-        IF FOUND THEN
-            RETURN true;
-        END IF;
-        SELECT until_us INTO before FROM rule WHERE kind = of_kind AND scope = of_scope AND name = of_name FOR UPDATE;
-        IF FOUND THEN  -- else somebody has removed it meanwhile
-            UPDATE rule SET n = of_n, set_by = who, why = reason, set_us = t.now_us, until_us = ends
-             WHERE kind = of_kind AND scope = of_scope AND name = of_name;
-            RETURN coalesce(before.until_us <= t.now_us, false);
-        END IF;
-    END LOOP;
-END $$;
-
--- Says whether it was there, and not over.
-CREATE FUNCTION remove_rule(at bigint, of_kind text, of_scope text, of_name text) RETURNS boolean
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-DECLARE
-    held boolean;
-BEGIN
-    DELETE FROM rule WHERE kind = of_kind AND scope = of_scope AND name = of_name
-    RETURNING coalesce(until_us > moment(at), true) INTO held;
-    PERFORM wake('');
-    RETURN coalesce(held, false);
-END $$;
-
--- Remove a bite of the rules that are over; part of a sweep.
-CREATE FUNCTION remove_rules_over(t terms, most integer) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    DELETE FROM rule WHERE ctid = ANY (ARRAY(
-        SELECT ctid FROM rule WHERE until_us <= t.now_us ORDER BY until_us LIMIT most FOR UPDATE SKIP LOCKED));
-    IF FOUND THEN
-        PERFORM wake('');
-    END IF;
-END $$;
-
 
 -- Every job that is there, with how it counts in its batch.
 CREATE FUNCTION everywhere() RETURNS TABLE (place text, id text, queue text, seq bigint, batch text, counts boolean)

@@ -46,7 +46,7 @@ CREATE FUNCTION remove_some(
 DECLARE
     ids text[] := CASE of_scope WHEN 'queue' THEN left_of_queue(of_name, until, most)
                                 ELSE left_of_batch(of_name, since, until, most) END;
-    waited job[] := unplace_all(ids);
+    waited job[] := unplace_all(t, ids);
     lines integer := 0;
 BEGIN
     PERFORM end_all(t, waited, 'cancelled', NULL);

@@ -144,6 +144,7 @@ BEGIN
         PERFORM add_drafts(t, o->'emit', true);
     END IF;
     DELETE FROM running WHERE running.number = j.number;
+    PERFORM open_keys(t, ARRAY[j.queue], ARRAY[j.limit_key]) WHERE j.limit_key IS NOT NULL;
     CASE
         WHEN kind = 'done' THEN
             PERFORM end_job(t, j, 'done', (o->>'keep_us')::bigint, NULL, NULL, decode(o->>'result', 'base64'));
@@ -183,18 +184,21 @@ BEGIN
             j.error := NULL;
             j.due_us := t.now_us + (o->>'delay_us')::bigint;
             j.pos := nextval('back');
+            PERFORM give_back(t, j);
             PERFORM place(t, j);
         WHEN kind = 'release' THEN
             j.history := with_event(j, t.now_us, 'released');
             j.attempts := j.attempts - 1;
             j.error := NULL;
             j.due_us := t.now_us;
+            PERFORM give_back(t, j);
             front := true;
         WHEN kind = 'unknown' THEN
             j.history := with_event(j, t.now_us, 'parked');
             j.attempts := j.attempts - 1;
             j.error := NULL;
             j.due_us := t.now_us;
+            PERFORM give_back(t, j);
             PERFORM place(t, j);
             PERFORM set_aside(ARRAY[j.id], ARRAY['parked'], ARRAY[j.task]);
     END CASE;
@@ -219,13 +223,16 @@ CREATE FUNCTION end_members(
     t terms, at_numbers bigint[], of_ids text[], fences bigint[], holders text[], outcomes text[],
     OUT ended integer[], OUT steps step[]
 ) LANGUAGE plpgsql AS $$
+DECLARE
+    queues text[];
+    keys text[];
 BEGIN
     WITH over AS (
         DELETE FROM running AS r USING (
             SELECT min(place) AS n, number, id, fence, holder FROM by_number(at_numbers, of_ids, fences, holders, outcomes)
              WHERE outcome IS NULL GROUP BY number, id, fence, holder) AS l
          WHERE r.number = l.number AND r.id = l.id AND r.fence = l.fence AND r.holder = l.holder AND r.batch IS NOT NULL AND r.unique_key IS NULL
-        RETURNING l.n::integer, r.queue, r.id, r.chosen, r.batch, r.member, r.stepped, r.seq),
+        RETURNING l.n::integer, r.queue, r.id, r.chosen, r.batch, r.member, r.stepped, r.seq, r.limit_key),
     counted AS (
         INSERT INTO tally (queue, put, deleted) SELECT queue, 0, count(*) FROM over GROUP BY queue),
     remembered AS (
@@ -235,8 +242,9 @@ BEGIN
         SELECT b.id AS batch, b.born, max(over.n) AS place, array_agg(over.member) AS numbers, array_agg(over.id) AS ids
           FROM over JOIN batch AS b ON b.id = over.batch WHERE over.stepped IS NOT TRUE AND over.seq > b.born
          GROUP BY b.id, b.born)
-    SELECT (SELECT array_agg(n) FROM over),
-           (SELECT array_agg((batch, born, place, numbers, ids, NULL)::step) FROM stepping) INTO ended, steps;
+    SELECT (SELECT array_agg(n) FROM over), (SELECT array_agg((batch, born, place, numbers, ids, NULL)::step) FROM stepping),
+           (SELECT array_agg(queue) FROM over), (SELECT array_agg(limit_key) FROM over) INTO ended, steps, queues, keys;
+    PERFORM open_keys(t, queues, keys) WHERE array_remove(keys, NULL) <> '{}';
 END $$;
 
 -- End leases (T4-T8b, T10, T12); gives the numbers, from 1, of those that were no longer live.
@@ -249,6 +257,8 @@ LANGUAGE plpgsql AS $$
 DECLARE
     ended integer[];
     steps step[];
+    queues text[];
+    keys text[];
     lost integer[] := '{}';
     released job[] := '{}';
     many record;
@@ -268,10 +278,11 @@ BEGIN
             DELETE FROM running AS r USING by_number(at_numbers, ids, fences, holders, outcomes) AS l
              WHERE r.number = l.number AND r.id = l.id AND r.fence = l.fence AND r.holder = l.holder AND l.outcome IS NULL
                AND r.chosen IS NULL AND r.unique_key IS NULL AND r.batch IS NULL
-            RETURNING l.place::integer AS n, r.queue),
+            RETURNING l.place::integer AS n, r.queue, r.limit_key),
         counted AS (
             INSERT INTO tally (queue, put, deleted) SELECT queue, 0, count(*) FROM gone GROUP BY queue)
-        SELECT ended || array_agg(n) INTO ended FROM gone;
+        SELECT ended || array_agg(n), array_agg(queue), array_agg(limit_key) INTO ended, queues, keys FROM gone;
+        PERFORM open_keys(t, queues, keys) WHERE array_remove(keys, NULL) <> '{}';
     END IF;
     IF cardinality(ended) < cardinality(ids) THEN
         many := end_members(t, at_numbers, ids, fences, holders, outcomes);
@@ -469,7 +480,7 @@ DECLARE
 BEGIN
     FOREACH job_id IN ARRAY ARRAY(SELECT s.id FROM shown(ids) AS s WHERE s.state IN ('ready', 'parked', 'running') AND NOT is_sound(s)) LOOP
         PERFORM break_out_job(job_id);
-        FOREACH j IN ARRAY unplace_all(ARRAY[job_id]) || unrun(ARRAY(SELECT number FROM running WHERE id = job_id)) LOOP
+        FOREACH j IN ARRAY unplace_all(t, ARRAY[job_id]) || unrun(t, ARRAY(SELECT number FROM running WHERE id = job_id)) LOOP
             PERFORM end_job(t, mended(t, j), 'dead', t.dead_us, 'broken',
                             '{"type":"BrokenRow","message":"its row held a number that no job can have"}');
             shelved := shelved || job_id;

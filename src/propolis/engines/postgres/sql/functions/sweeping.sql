@@ -33,7 +33,7 @@ DECLARE
     expired text[] := '{}';
 BEGIN
     BEGIN
-        jobs := unplace_all(ids);
+        jobs := unplace_all(t, ids);
         PERFORM end_all(t, jobs, 'dead', t.dead_us, 'expired');
         RETURN ARRAY(SELECT id FROM unnest(jobs));
     EXCEPTION WHEN lock_not_available THEN
@@ -41,7 +41,7 @@ BEGIN
     END;
     FOR n IN 1..cardinality(ids) LOOP
         BEGIN
-            jobs := unplace_all(ids[n:n]);
+            jobs := unplace_all(t, ids[n:n]);
             PERFORM end_all(t, jobs, 'dead', t.dead_us, 'expired');
             expired := expired || ARRAY(SELECT id FROM unnest(jobs));
         EXCEPTION WHEN lock_not_available THEN
@@ -78,7 +78,7 @@ BEGIN
 END $$;
 
 -- Take running jobs out of their table.
-CREATE FUNCTION unrun(numbers bigint[]) RETURNS job[] LANGUAGE plpgsql AS $$
+CREATE FUNCTION unrun(t terms, numbers bigint[]) RETURNS job[] LANGUAGE plpgsql AS $$
 DECLARE
     jobs job[];
 BEGIN
@@ -86,6 +86,7 @@ BEGIN
         DELETE FROM running WHERE number = ANY (numbers)
         RETURNING (WAITING_COLUMNS, RUN_COLUMNS, NULL, NULL, NULL, NULL, NULL)::job AS j)
     SELECT coalesce(array_agg(gone.j ORDER BY (gone.j).fence, (gone.j).seq), '{}') INTO jobs FROM gone;
+    PERFORM open_keys(t, array_agg(queue), array_agg(limit_key)) FROM unnest(jobs) WHERE limit_key IS NOT NULL;
     RETURN jobs;
 END $$;
 
@@ -119,7 +120,7 @@ BEGIN
     LOOP
         numbers := array_remove(numbers, ending);
         BEGIN
-            FOREACH j IN ARRAY unrun(ARRAY[ending]) LOOP
+            FOREACH j IN ARRAY unrun(t, ARRAY[ending]) LOOP
                 one := reap_one(t, j);
                 n := n + 1;
                 IF one.ended THEN
@@ -132,7 +133,7 @@ BEGIN
             PERFORM put_off('the end of job ' || job_id);
         END;
     END LOOP;
-    FOREACH j IN ARRAY unrun(numbers) LOOP
+    FOREACH j IN ARRAY unrun(t, numbers) LOOP
         one := reap_one(t, j);
         n := n + 1;
         IF one.front THEN
@@ -147,7 +148,7 @@ END $$;
 -- statistics say, what is due is found by its time.)
 CREATE FUNCTION to_sweep(
     t terms, dead_max bigint, OUT due boolean, OUT ending boolean, OUT counts boolean, OUT removing boolean, OUT old_jobs boolean,
-    OUT old_records boolean, OUT old_names boolean, OUT unannounced boolean, OUT rules_over boolean
+    OUT old_records boolean, OUT old_names boolean, OUT unannounced boolean, OUT rules_over boolean, OUT full_buckets boolean
 ) LANGUAGE plpgsql STABLE AS $$
 BEGIN
     SELECT coalesce((SELECT true FROM scheduled WHERE due_us <= t.now_us ORDER BY due_us LIMIT 1), false),
@@ -161,8 +162,9 @@ BEGIN
                OR EXISTS (SELECT FROM feed_follower WHERE until_us <= t.now_us)
                OR EXISTS (SELECT FROM feed WHERE expires_hour <= t.now_us / 3600000000 AND expires_us <= t.now_us),
            EXISTS (SELECT FROM known WHERE until_us <= t.now_us) OR EXISTS (SELECT FROM token WHERE until_us <= t.now_us),
-           EXISTS (SELECT FROM unannounced), EXISTS (SELECT FROM rule WHERE until_us <= t.now_us)
-      INTO due, ending, counts, removing, old_jobs, old_records, old_names, unannounced, rules_over;
+           EXISTS (SELECT FROM unannounced), EXISTS (SELECT FROM rule WHERE until_us <= t.now_us),
+           EXISTS (SELECT FROM bucket WHERE full_minute < t.now_us / 60000000)
+      INTO due, ending, counts, removing, old_jobs, old_records, old_names, unannounced, rules_over, full_buckets;
     counts := counts OR ending;
     old_jobs := old_jobs OR (counts AND dead_max IS NOT NULL);  -- there may be too many dead ones once they are added up
 END $$;
@@ -288,6 +290,13 @@ BEGIN
             PERFORM part_failed('remove rules', sqlerrm);
         END;
     END IF;
+    IF todo.full_buckets THEN
+        BEGIN
+            PERFORM forget_buckets(t, most);
+        EXCEPTION WHEN OTHERS THEN
+            PERFORM part_failed('forget buckets', sqlerrm);
+        END;
+    END IF;
     IF todo.unannounced THEN
         BEGIN
             PERFORM announce();
@@ -301,6 +310,7 @@ BEGIN
         (SELECT min(r.until_us) FROM running r WHERE r.until_us > t.now_us),
         (SELECT min(c.until_us) FROM chunk c WHERE c.until_us > t.now_us),
         (SELECT min(u.until_us) FROM rule u WHERE u.until_us > t.now_us),
+        next_token_of_all(t),
         (SELECT min(r.at_us) FROM records r WHERE r.at_us > t.now_us));
     records_due := kinds_due(t.now_us);
     parked := parked_lines(100);
@@ -511,6 +521,7 @@ BEGIN
         UPDATE watch SET shift_us = seen - now_us, stepped_us = now_us, shifted_due = now_us, shifted_seq = 0, shortened_us = now_us,
                stepped_pos = (SELECT max(seen_pos) FROM sweeper);
         UPDATE sweeper SET seen_us = now_us WHERE seen_us > now_us;
+        PERFORM open_ruled((now_us, NULL, NULL), 'limit', 'key', '*');
         RETURN now_us;
     END IF;
     IF greatest(seen, given) > now_us + 1000000 AND w.shortened_us IS NULL THEN

@@ -257,21 +257,18 @@ INSERT INTO installation VALUES (gen_random_uuid()::text, 'propolis:' || current
 -- Queues that have got something in a transaction whose commit nobody will announce.
 CREATE TABLE unannounced (queue text COLLATE "C" NOT NULL);
 
--- The names of those who sweep, when each is to come back, since when it has come, what time it was when it last did, and which
--- place was the last one then.
+-- The names of those who sweep, when each is to come back, since when it has come, and what time it was when it last did.
 -- Whoever is late for long is gone.
 CREATE TABLE sweeper (
-    name text COLLATE "C" PRIMARY KEY, back_us bigint NOT NULL, since_us bigint NOT NULL, seen_us bigint NOT NULL DEFAULT 0,
-    seen_pos bigint NOT NULL DEFAULT 0
+    name text COLLATE "C" PRIMARY KEY, back_us bigint NOT NULL, since_us bigint NOT NULL, seen_us bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 
 -- When somebody last searched for transactions that are too old.  Whoever writes here or above has locked this row.
--- Where the clock went back: by how much, to when, behind which place, and how far the delays that were counted before have followed, and the leases.
+-- Where the clock went back: by how much, to when, and how far the delays that were counted before have followed, and the leases.
 CREATE TABLE watch (
     looked_us    bigint NOT NULL,
     shift_us     bigint,            -- NULL: all have
     stepped_us   bigint,
-    stepped_pos  bigint,            -- whatever has a place up to this one was counted before
     shifted_due  bigint,
     shifted_seq  bigint,
     shortened_us bigint             -- up to leases that end then; NULL: all have
