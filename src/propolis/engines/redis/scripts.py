@@ -121,7 +121,9 @@ def _names() -> frozenset[str]:
 
 @cache
 def _texts() -> dict[str, str]:
-    folders = [files("propolis.engines") / "redis" / "lua" / kind for kind in ("verbs", "parts", "shards")]
+    folders = [
+        files("propolis.engines") / "redis" / "lua" / kind for kind in ("verbs", "parts", "shards", "sharing")
+    ]
     return {
         entry.name.removesuffix(".lua"): entry.read_text("utf-8")
         for folder in folders

@@ -76,7 +76,7 @@ class Claim:
             room -= self._take_parked(queue, task, room)
         while room > 0 and not self._has_enough:
             groups, upto = self._groups.ready(queue, room) if self._groups is not None else ([], None)
-            most = max(room, WIDELY) if self._passed else room
+            most = max(room, min(WIDELY, BITE - self._passed)) if self._passed else room
             rows = self._read("line", queue=queue, most=most)
             if not rows and not groups and upto is None:
                 break

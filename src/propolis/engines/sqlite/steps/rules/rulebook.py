@@ -17,7 +17,7 @@ _HOLDS = (RuleKind.PAUSE, RuleKind.BLOCK)
 _OVER_AT_ONCE = 100  # rules that are over, of which a lease sees to those that they have kept back
 
 
-class Limit(NamedTuple):
+class Allowance(NamedTuple):
     n: int
     rate: Rate | None
 
@@ -26,7 +26,7 @@ class Terms(NamedTuple):
     """What the rules of one name say."""
 
     halts: bool
-    limit: Limit | None
+    limit: Allowance | None
 
 
 class Bound(NamedTuple):
@@ -37,7 +37,7 @@ class Bound(NamedTuple):
 
     group: Named
     counted: Named
-    limit: Limit | None
+    limit: Allowance | None
 
 
 _NOTHING = Terms(halts=False, limit=None)
@@ -62,18 +62,18 @@ def remove_over(work: Work, most: int) -> int:
     return len(over)
 
 
-def prefixes(work: Work) -> list[tuple[str, Limit]]:
+def prefixes(work: Work) -> list[tuple[str, Allowance]]:
     """What keys begin with that have a limit each; the longest comes first."""
     rows = work.run("prefixes", now_us=work.now_us)
     found = [(name.removesuffix(EACH), _limit(*terms)) for name, *terms in rows]
     return sorted(found, key=lambda each: -len(each[0]))
 
 
-def _limit(n: int, every_us: Any, burst: Any) -> Limit:
+def _limit(n: int, every_us: Any, burst: Any) -> Allowance:
     """Of a rate that is damaged nothing holds (L7)."""
     if every_us is None or not are_sound((every_us, burst)) or not 0 < burst * every_us <= LATEST_US:
-        return Limit(n, None)
-    return Limit(n, Rate(every_us, burst))
+        return Allowance(n, None)
+    return Allowance(n, Rate(every_us, burst))
 
 
 def _terms_in(rows: list[Any]) -> Terms:
@@ -98,7 +98,7 @@ class Rulebook:
         self._terms: dict[Named, Terms] = {}
         self._known: dict[tuple[str, str | None], list[Bound]] = {}
         self._known_of: dict[Named, list[Bound]] = {}
-        self._prefixes: list[tuple[str, Limit]] | None = None
+        self._prefixes: list[tuple[str, Allowance]] | None = None
 
     def see_to_those_over(self) -> None:
         if self._has_over:
@@ -125,7 +125,7 @@ class Rulebook:
             found = self._terms[scope, name] = _terms_in(rows.fetchall())
         return found
 
-    def _limit_of(self, scope: Scope, name: str) -> Limit | None:
+    def _limit_of(self, scope: Scope, name: str) -> Allowance | None:
         """Of a queue, a task, or a key by itself: that of exactly this key, else of the longest prefix."""
         if not self._ruled[scope]:
             return None
@@ -138,7 +138,7 @@ class Rulebook:
             self._prefixes = prefixes(self._work)
         return next((limit for prefix, limit in self._prefixes if name.startswith(prefix)), None)
 
-    def _limit_of_key(self, task: str, key: str) -> tuple[Named, Limit | None]:
+    def _limit_of_key(self, task: str, key: str) -> tuple[Named, Allowance | None]:
         """The key's limit, and where those are set aside that it keeps back."""
         own = self._limit_of(Scope.KEY, key)
         if own is not None or not self._limits_each:
