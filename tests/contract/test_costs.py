@@ -27,6 +27,7 @@ from propolis.testing.engines.costs.meters import (
     Meter,
     PostgresMeter,
     metered_book,
+    metered_memory,
     metered_postgres,
     metered_redis,
     metered_shards,
@@ -99,6 +100,11 @@ def book() -> OpenMetered:
 
 
 @pytest.fixture
+def memory() -> OpenMetered:
+    return metered_memory
+
+
+@pytest.fixture
 def opened(engine: str, request: pytest.FixtureRequest) -> OpenMetered:
     """What some of them need is set up in an event loop of its own: so before that of the test runs."""
     opening: OpenMetered = request.getfixturevalue(engine)
@@ -109,7 +115,7 @@ def opened(engine: str, request: pytest.FixtureRequest) -> OpenMetered:
 @pytest.mark.parametrize(
     "engine",
     [
-        *["sqlite", "postgres", "valkey", "book"],
+        *["sqlite", "postgres", "valkey", "book", "memory"],
         *[pytest.param(name, marks=pytest.mark.full) for name in ("shards", "lmdb")],
     ],
 )
@@ -119,7 +125,7 @@ async def test_work_is_bounded(
     """L5."""
     sizes, counted = USUAL, USUALLY_COUNTED
     if pytestconfig.getoption("--full"):
-        sizes, counted = SMALLER if engine in ("book", "lmdb") else FULL, COUNTED
+        sizes, counted = SMALLER if engine in ("book", "lmdb", "memory") else FULL, COUNTED
     known = STILL_GROWING.get(engine, frozenset())
     with counting_up_to(counted):
         found = await least_growths(opened, dimension, sizes, counted=counted, known=known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -11,6 +12,7 @@ import pytest
 from propolis.contract import UNBOUNDED, Durability, Rule, RuleKind, Scope, StoreEngine
 from propolis.core.clock import SystemClock
 from propolis.core.job import DONE
+from propolis.core.protocols import MAX_PREFIXES
 from propolis.engines.memory import MemoryEngine
 from propolis.engines.shared.book.engine import BookEngine
 from propolis.engines.shared.book.store import HeldTable
@@ -37,8 +39,9 @@ class HeldStore(HeldTable):
     def transaction(self) -> Iterator[HeldTable]:
         yield self
 
-    def kinds(self) -> set[str]:
-        return {name.split("\0")[0] for name, _ in self.range("", "\U0010ffff", 10**6)}
+
+def kinds(table: HeldTable) -> set[str]:
+    return {name.split("\0")[0] for name, _ in table.range("", "\U0010ffff", 10**6)}
 
 
 @pytest.fixture
@@ -75,10 +78,9 @@ async def test_buckets_that_are_full_are_forgotten(
 
     counts = (await engine.queues())["default"]
     assert (counts.total, counts.deleted) == (0, 250)
-    if isinstance(engine, MemoryEngine):
-        assert (engine._book._full, engine._book._turns) == ({}, {})
-    else:
-        assert store.kinds() & {"bucket", "bucket-end", "turn", "held-by", "held-of", "walk", "thaw"} == set()
+    table = engine._book.pages.table if isinstance(engine, MemoryEngine) else store
+    assert isinstance(table, HeldTable)
+    assert kinds(table) & {"bucket", "bucket-end", "turn", "held-by", "held-of", "walk", "thaw"} == set()
 
 
 async def test_whoever_waits_is_woken_when_a_token_comes(engine: BookEngine, clock: FakeClock) -> None:
@@ -105,4 +107,35 @@ async def test_on_a_real_clock_it_is_woken_as_the_token_comes() -> None:
 
     assert await engine.wait(["default"], A_LONG_TIME) is True
     assert len(await engine.lease({"default": 9}, span=timedelta(days=1), holder=HOLDER)) == 1
+    await engine.close()
+
+
+async def test_a_prefix_that_is_over_leaves_its_place_to_another(
+    engine: BookEngine, clock: FakeClock
+) -> None:
+    until = clock.now + EVERY
+    for number in range(MAX_PREFIXES):
+        await engine.add_rule(Rule(RuleKind.LIMIT, Scope.KEY, f"{number}:*", 1, until=until))
+    await engine.put([a_job(key="0:1"), a_job(key="0:1")])
+    assert len(await engine.lease({"default": 9}, span=timedelta(days=1), holder=HOLDER)) == 1
+
+    clock.advance(EVERY)
+    assert await engine.add_rule(Rule(RuleKind.LIMIT, Scope.KEY, "another:*", 1)) is True
+    assert len(await engine.lease({"default": 9}, span=timedelta(days=1), holder=HOLDER)) == 1
+
+
+async def test_a_sweep_wakes_whoever_waits_in_memory_for_a_token_that_came(clock: FakeClock) -> None:
+    """The clock may have been set forward since the wait began."""
+    hour = timedelta(hours=1)
+    engine = await MemoryEngine(clock=clock).open()
+    await engine.add_rule(Rule(RuleKind.LIMIT, Scope.QUEUE, "default", UNBOUNDED, every=hour))
+    await engine.put([a_job() for _ in range(2)])
+    for count in (1, 0):
+        assert len(await engine.lease({"default": 9}, span=timedelta(days=1), holder=HOLDER)) == count
+
+    waiting = asyncio.create_task(engine.wait(["default"], A_LONG_TIME))
+    await asyncio.sleep(0)
+    clock.advance(hour)
+    await engine.sweep()
+    assert await waiting is True
     await engine.close()

@@ -1,391 +1,285 @@
-"""What the memory engine holds: plain objects, and the lines in which they stand."""
+"""What the memory engine holds: the book, of which what every job passes through is plain objects.
+
+A job that only waits its turn, or runs, has no marks: it stands in the line of its queue, or among the
+leases.  All else (what is due later, expires, is set aside, parked or kept; rules, batches, ids) is as in any
+store, in a table of this process.
+"""
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
 
-from propolis.core.batch import Batch, BatchStatus
-from propolis.core.clock import to_us
 from propolis.core.envelope import Envelope
-from propolis.core.job import Lease, Member, State
-from propolis.core.protocols import BITE, Counts, Filter, Page, Rule, RuleKind, Scope
+from propolis.core.job import Lease, State
+from propolis.core.protocols import BITE, Counts, Rule, Scope, Swept
 from propolis.core.transitions import Retention, due_us, expires_us
-from propolis.engines.memory.entries import MemoryBatch, MemoryEntry, WaitingLines
+from propolis.engines.memory.entries import PIECE, Leases, Numbered, QueueLines
 from propolis.engines.shared.book.keeping import Place
-from propolis.engines.shared.book.steps import Steps
-from propolis.engines.shared.book.store import HeldTable
+from propolis.engines.shared.book.store import HeldTable, LivePages, key
+from propolis.engines.shared.book.stored import SCAN, StoreBook
+from propolis.engines.shared.book.stored_entries import StoredEntry, StoredQueue, Tally, marks_at_rest
 from propolis.engines.shared.from_exchange import ClaimTerms
 from propolis.engines.shared.waiters import Waiters
 
+MOST_UNCOUNTED = 100
+FIRST_PLACE = 1 << 50  # more than any number of a job
 
-class Book(Steps[MemoryEntry, MemoryBatch]):
+
+class Book(StoreBook):
     """All jobs, queues, batches and rules."""
 
     def __init__(self, waiters: Waiters, retention: Retention) -> None:
-        super().__init__(retention, HeldTable())
-        self.entries: dict[str, MemoryEntry] = {}
-        self.lines: defaultdict[str, WaitingLines] = defaultdict(WaitingLines)
-        self._running: dict[str, MemoryEntry] = {}
-        self._parked: dict[str, MemoryEntry] = {}
+        super().__init__(HeldTable(), 0, retention)
+        self.pages = LivePages()
+        self.numbers.back = FIRST_PLACE
+        self.entries: dict[str, StoredEntry] = {}
+        self.lines: dict[str, QueueLines] = {}
+        self._numbered = Numbered()
+        self._leases = Leases()
+        self._running = Counter[tuple[Scope, str]]()
+        self._uncounted: dict[int, StoredEntry] = {}  # what runs and is not counted there yet
         self._unique: dict[str, str] = {}
-        self._rules: dict[tuple[RuleKind, Scope, str], Rule] = {}
-        self._on_task_keys = [0, 0]  # rules on one of its keys, and limits on each of them
-        self._prefixes: dict[str, Rule] = {}
-        self._full: dict[tuple[Scope, str], int] = {}
-        self._turns: dict[tuple[Scope, str], int] = {}
-        self._batches: dict[str, MemoryBatch] = {}
+        self._remembers = False  # whether any id or token was ever to be known
         self._waiters = waiters
-        self._memos: dict[tuple[str, str], tuple[int, bytes]] = {}
-        self._kept: list[tuple[int, int, MemoryEntry]] = []
-        self._seq = 0
+
+    def _draw(self, name: str, value: int) -> int:
+        if name == "back":
+            value += 1  # places are even
+        setattr(self.numbers, name, value)
+        return value
 
     # --- jobs ----------------------------------------------------------------------------
 
-    def entry(self, job_id: str) -> MemoryEntry | None:
+    def entry(self, job_id: str) -> StoredEntry | None:
         return self.entries.get(job_id)
 
-    def used(self, job_id: str) -> bool:
-        return job_id in self.entries or (("id", job_id) in self._memos and super().used(job_id))
+    def there(self, job_id: str) -> StoredEntry:
+        return self.entries[job_id]
 
-    def create(self, job: Envelope, body: bytes) -> MemoryEntry:
-        self._seq += 1
-        now_us = self.now_us
-        entry = self.entries[job.id] = MemoryEntry(
-            job, body, self._seq, job.queue, now_us, due_us(job, now_us), expires_us(job, now_us)
+    def used(self, job_id: str) -> bool:
+        return job_id in self.entries or (self._remembers and super().used(job_id))
+
+    def create(self, job: Envelope, body: bytes) -> StoredEntry:
+        numbers, now_us = self.numbers, self.now_us
+        numbers.seq = seq = numbers.seq + 1
+        lines = self.lines.get(job.queue) or self._add_queue(job.queue)
+        if seq >= self._numbered.end:
+            self._numbered.begin(seq // PIECE)
+        entry = self._numbered.newest[seq] = lines.entries[seq] = self.entries[job.id] = StoredEntry(
+            job, body, seq, job.queue, now_us, due_us(job, now_us), expires_us(job, now_us)
         )
-        self.lines[job.queue].put += 1
+        lines.counts.put += 1
         if job.unique is not None:
             self._unique[job.unique] = job.id
         return entry
 
-    def place(self, entry: MemoryEntry, *, front: bool = False) -> None:
-        lines = self.lines[entry.queue]
-        if entry.due_us > self.now_us:
-            lines.schedule(entry)
+    def _add_queue(self, queue: str) -> QueueLines:
+        lines = self.lines[queue] = QueueLines(StoredQueue())
+        self.pages.put(key("queue", queue), lines.counts)
+        return lines
+
+    def place(self, entry: StoredEntry, *, front: bool = False) -> None:
+        if front or entry.due_us > self.now_us or entry.expires_us is not None:
+            super().place(entry, front=front)
         else:
-            lines.stand(entry, front=front)
+            numbers = self.numbers
+            numbers.back = entry.place = place = numbers.back + 2
+            entry.by = None
+            lines, priority = self.lines[entry.queue], entry.job.priority
+            line = lines.lines.get(priority)
+            if line is None:
+                line = lines.add_line(priority)
+            line.append((place, entry))
+            if entry.joined or self._stored or self.ruled:
+                self._save_unmarked(entry)
         self._waiters.wake(entry.queue)
 
-    def park(self, entry: MemoryEntry) -> None:
-        entry.ticket += 1
-        self._parked[entry.job.id] = entry
+    def save(self, entry: StoredEntry) -> None:
+        if entry.state is State.RUNNING:
+            self._leases.remove(entry)
+            self._leases.add(entry)
+            return
+        if entry.state is not State.READY:
+            entry.place = None
+        self._mark(entry, marks_at_rest(entry))
+        if self.ruled:
+            self.let_next_go(entry)
 
-    def parked(self, queue: str, task: str) -> list[MemoryEntry]:
-        line = [e for e in self._all_parked() if (e.queue, e.job.task) == (queue, task)]
-        return sorted(line, key=lambda entry: (-entry.job.priority, entry.seq))[:BITE]
+    def _save_unmarked(self, entry: StoredEntry) -> None:
+        if entry.joined or entry.job.id in self._stored:
+            self._mark(entry, set())
+        if self.ruled:
+            self.let_next_go(entry)
 
-    def parked_lines(self, most: int) -> tuple[tuple[str, str], ...]:
-        return tuple(sorted({(entry.queue, entry.job.task) for entry in self._all_parked()})[:most])
+    def _count(self, tallies: list[Tally], by: int) -> None:
+        """What waits its turn or runs is counted without."""
+        super()._count([t for t in tallies if t[0] != "running" and t[2] not in ("ready", "running")], by)
 
-    def _all_parked(self) -> Collection[MemoryEntry]:
-        """Those that have left it since then are forgotten."""
-        if self._parked:
-            self._parked = {name: entry for name, entry in self._parked.items() if entry.parked}
-        return self._parked.values()
+    def take(self, queue: str, want: int) -> Iterator[StoredEntry]:
+        """Where nothing is kept back, removed or marked, nobody need look twice at what goes."""
+        lines = self.lines.get(queue)
+        if lines is None or self.ruled or self.removals:
+            return super().take(queue, want)
+        if self._stored:
+            self._join_due(queue)
+            if self.pages.has("line", queue):
+                return super().take(queue, want)
+        return lines.take(want)
+
+    def first_in_line(self, queue: str, most: int) -> list[StoredEntry]:
+        """Those without marks, and those with, by their places."""
+        lines = self.lines.get(queue)
+        standing = [] if lines is None else lines.first(most)
+        marked = super().first_in_line(queue, most) if self._stored else []
+        if marked:
+            standing = sorted(standing + marked, key=lambda entry: (-entry.job.priority, entry.place))[:most]
+        return standing
+
+    # --- what runs -----------------------------------------------------------------------
 
     def lease(self, claim: ClaimTerms) -> list[Lease]:
         self._waiters.looked(claim.wants)
-        self._forget_turns()
+        if len(self._uncounted) > MOST_UNCOUNTED:
+            self._count_running()
         return super().lease(claim)
 
-    def take(self, queue: str, want: int) -> Iterator[MemoryEntry]:
-        lines = self.lines.get(queue)
-        if lines is None:
-            return
-        lines.promote(self.now_us)
-        for priority in lines.priorities:
-            line = lines.lines[priority]
-            over: list[tuple[int, MemoryEntry]] = []
-            while want > 0 and line:
-                ticket, entry = line.popleft()
-                if entry.ticket != ticket:
-                    continue
-                if self.goes(entry):
-                    want -= 1
-                    yield entry
-                elif entry.state is State.READY:
-                    over.append((ticket, entry))
-            line.extendleft(reversed(over))
+    def started(self, entry: StoredEntry) -> None:
+        entry.place = None
+        self._leases.add(entry)
+        self._uncounted[entry.seq] = entry
+        if entry.joined or self._stored or self.ruled:
+            self._save_unmarked(entry)
 
-    def started(self, entry: MemoryEntry) -> None:
-        entry.ticket += 1
-        self._running[entry.job.id] = entry
+    def stopped(self, entry: StoredEntry) -> None:
+        self._leases.remove(entry)
+        if self._uncounted.pop(entry.seq, None) is None:
+            for scope in entry.scopes():
+                self._running[scope] -= 1
+                if not self._running[scope]:
+                    del self._running[scope]
 
-    def stopped(self, entry: MemoryEntry) -> None:
-        del self._running[entry.job.id]
+    def running_in(self, scope: Scope, name: str) -> int:
+        if self._uncounted:
+            self._count_running()
+        return self._running[scope, name]
 
-    def changed(self, entry: MemoryEntry) -> None: ...
+    def _count_running(self) -> None:
+        """Most end before anybody wants to know how many there are."""
+        for entry in self._uncounted.values():
+            self._running.update(entry.scopes())
+        self._uncounted.clear()
 
-    def shelve(self, entry: MemoryEntry) -> None:
-        entry.ticket += 1
-        heapq.heappush(self._kept, (entry.keep_us or 0, entry.seq, entry))
+    # --- what is gone --------------------------------------------------------------------
 
-    def forget(self, entry: MemoryEntry) -> None:
-        entry.ticket += 1
-        del self.entries[entry.job.id]
-        self.lines[entry.queue].deleted += 1
+    def forget(self, entry: StoredEntry) -> None:
+        seq, job_id = entry.seq, entry.job.id
+        if job_id in self._stored:
+            self._unmark(entry)
+        del self.entries[job_id], self.lines[entry.queue].entries[seq]
+        piece = self._numbered.pieces[seq // PIECE]
+        del piece[seq]
+        if not piece and piece is not self._numbered.newest:
+            self._numbered.drop(seq // PIECE)
+        entry.place = None
+        if self.ruled:
+            self.let_next_go(entry)
 
-    def move(self, entry: MemoryEntry, queue: str) -> None:
-        self.lines[entry.queue].deleted += 1
-        self.lines[queue].put += 1
+    def move(self, entry: StoredEntry, queue: str) -> None:
+        if entry.job.id in self._stored:
+            self._unmark(entry)
+        del self.lines[entry.queue].entries[entry.seq]
+        lines = self.lines.get(queue) or self._add_queue(queue)
+        lines.entries[entry.seq] = entry
+        lines.counts.put += 1
         entry.queue = queue
 
     def waiting(self, queue: str) -> int:
-        return sum(entry.queue == queue and entry.state is State.READY for entry in self.entries.values())
+        lines = self.lines.get(queue)
+        return 0 if lines is None else len(lines.entries) - self.running_in(Scope.QUEUE, queue) - lines.ended
 
-    def running_in(self, scope: Scope, name: str) -> int:
-        return sum((scope, name) in entry.scopes() for entry in self._running.values())
-
-    def last_number(self) -> int:
-        return self._seq
-
-    def of_queue(self, queue: str, most: int, upto: int) -> list[MemoryEntry]:  # noqa: ARG002  # all of them
-        idle = (entry for entry in self.entries.values() if entry.state is not State.RUNNING)
-        return [entry for entry in idle if entry.queue == queue and entry.seq <= upto]
+    def of_queue(self, queue: str, most: int, upto: int) -> list[StoredEntry]:
+        lines = self.lines.get(queue)
+        some = [] if lines is None else islice(lines.entries.values(), BITE + most)
+        return [each for each in some if each.state is not State.RUNNING and each.seq <= upto][:most]
 
     def close_queue(self, queue: str) -> None:
-        if not any(entry.queue == queue for entry in self.entries.values()):
-            self.lines.pop(queue, None)
+        lines = self.lines.get(queue)
+        if lines is not None and not lines.entries:
+            del self.lines[queue]
+            self.pages.put(key("queue", queue), None)
 
     # --- names and rules -----------------------------------------------------------------
 
-    def holder_of(self, key: str) -> str | None:
-        return self._unique.get(key)
+    def holder_of(self, key_held: str) -> str | None:
+        return self._unique.get(key_held)
 
-    def hold_key(self, key: str, job_id: str | None) -> None:
+    def hold_key(self, key_held: str, job_id: str | None) -> None:
         if job_id is None:
-            del self._unique[key]
+            del self._unique[key_held]
         else:
-            self._unique[key] = job_id
-
-    def recall(self, kind: str, name: str) -> bytes | None:
-        memo = self._memos.get((kind, name))
-        return None if memo is None or memo[0] <= self.now_us else memo[1]
+            self._unique[key_held] = job_id
 
     def remember(self, kind: str, name: str, value: bytes, until_us: int) -> None:
-        self._memos[kind, name] = until_us, value
-
-    def rule(self, kind: RuleKind, scope: Scope, name: str) -> Rule | None:
-        return self._rules.get((kind, scope, name))
-
-    def rules(self, limit: int, after: Rule | None) -> list[Rule]:
-        places = sorted(place for place, rule in self._rules.items() if not rule.is_over(self.now))
-        if after is not None:
-            places = [place for place in places if place > (after.kind, after.scope, after.name)]
-        return [self._rules[place] for place in places[:limit]]
-
-    def rules_over(self, limit: int) -> list[Rule]:
-        return [rule for rule in self._rules.values() if rule.is_over(self.now)][:limit]
-
-    def names_task_keys(self) -> bool:
-        return self._on_task_keys[False] > 0
-
-    def names_each_key(self) -> bool:
-        return self._on_task_keys[True] > 0
-
-    def prefixes(self) -> list[Rule]:
-        return [rule for rule in self._prefixes.values() if not rule.is_over(self.now)]
-
-    def full_us(self, scope: Scope, name: str) -> int:
-        return self._full.get((scope, name), 0)
-
-    def set_full(self, scope: Scope, name: str, full_us: int) -> None:
-        self._full[scope, name] = full_us
-
-    def await_token(self, scope: Scope, name: str, at_us: int) -> None:
-        self._turns[scope, name] = at_us
-
-    def _forget_turns(self) -> bool:
-        """Those that have come; were there some?"""
-        if (self.next_token_us() or self.now_us + 1) > self.now_us:
-            return False
-        self._turns = {place: at_us for place, at_us in self._turns.items() if at_us > self.now_us}
-        return True
-
-    def awaits_tokens(self) -> bool:
-        return bool(self._turns)
-
-    def next_token_us(self) -> int | None:
-        return min(self._turns.values(), default=None)
-
-    def follow_turns(self, after: str, limit: int) -> str | None:  # noqa: ARG002  # all of them
-        self._turns.clear()  # until somebody looks
-        self._waiters.wake()
-        return None
+        self._remembers = True
+        super().remember(kind, name, value, until_us)
 
     def set_rule(self, rule: Rule) -> None:
-        if rule.scope is Scope.TASK_KEY and self.rule(rule.kind, rule.scope, rule.name) is None:
-            self._on_task_keys[rule.kind is RuleKind.LIMIT] += 1
-        if rule.prefix is not None:
-            self._prefixes[rule.name] = rule
-        self._rules[rule.kind, rule.scope, rule.name] = rule
-        self.ruled = True
+        super().set_rule(rule)
         self._waiters.wake()
 
     def remove_rule(self, rule: Rule) -> None:
-        del self._rules[rule.kind, rule.scope, rule.name]
-        if rule.prefix is not None:
-            del self._prefixes[rule.name]
-        if rule.scope is Scope.TASK_KEY:
-            self._on_task_keys[rule.kind is RuleKind.LIMIT] -= 1
-        self.ruled = bool(self._rules)
+        super().remove_rule(rule)
+        self.see_rules()
         self._waiters.wake()
 
-    # --- batches -------------------------------------------------------------------------
-
-    def batch_of(self, batch: str) -> MemoryBatch | None:
-        return self._batches.get(batch)
-
-    def create_batch(self, batch: Batch) -> MemoryBatch:
-        self._seq += 1
-        held = self._batches[batch.id] = MemoryBatch(batch, self._seq, self.now_us)
-        return held
-
-    def set_member(self, held: MemoryBatch, member: Member) -> None:
-        held.members[member.id] = member
-
-    def changed_batch(self, held: MemoryBatch) -> None: ...
-
-    def forget_batch(self, held: MemoryBatch) -> None:
-        del self._batches[held.batch.id]
-
-    def waiting_members(self, held: MemoryBatch) -> tuple[list[MemoryEntry], bool]:
-        return [entry for entry in self._live(held) if entry.state is State.READY], False
-
-    def _live(self, held: MemoryBatch) -> list[MemoryEntry]:
-        entries = [self.entries.get(name) for name, each in held.members.items() if not each.state.terminal]
-        return [entry for entry in entries if entry is not None and entry.joined == held.number]
+    def release(self, entry: StoredEntry) -> None:
+        assert entry.place is not None
+        entry.place -= entry.place % 2 == 0  # what stands at its old place is void
+        super().release(entry)
+        self._waiters.wake(entry.queue)
 
     # --- time ----------------------------------------------------------------------------
 
-    def ending_last(self) -> MemoryEntry | None:
-        return max(self._running.values(), key=lambda entry: entry.until_us, default=None)
+    def sweep(self, limit: int) -> Swept:
+        token_us = self.next_token_us()
+        swept = super().sweep(limit)
+        if self.ruled:
+            self.see_rules()
+        if self.next_token_us() != token_us:
+            self._waiters.wake()  # there may be one, or it comes at another time
+        return swept
 
-    def ending_first(self, after: Place, limit: int) -> list[MemoryEntry]:
-        running = ((entry.until_us, entry.seq, entry) for entry in self._running.values())
-        return [entry for *_, entry in heapq.nsmallest(limit, (it for it in running if it[:2] > after))]
+    def ending_last(self) -> StoredEntry | None:
+        return self._leases.last()
 
-    def due_first(self, after: Place, limit: int) -> list[MemoryEntry]:
-        waiting = (it for lines in self.lines.values() for it in lines.scheduled if it[3].ticket == it[2])
-        return [entry for *_, entry in heapq.nsmallest(limit, (it for it in waiting if it[:2] > after))]
+    def ending_first(self, after: Place, limit: int) -> list[StoredEntry]:
+        return list(islice(self._leases.after(after), limit))
 
-    def promote(self, limit: int) -> int:
-        promoted = 0
-        if self._forget_turns():
-            self._waiters.wake()
-        for name, lines in self.lines.items():
-            if found := lines.promote(self.now_us, limit - promoted):
-                promoted += found
-                self._waiters.wake(name)
-        return promoted
-
-    def lost(self, limit: int) -> list[MemoryEntry]:
-        over = [entry for entry in self._running.values() if entry.until_us <= self.now_us]
-        return sorted(over, key=lambda entry: (entry.fence, entry.seq))[:limit]
-
-    def expired(self, limit: int) -> list[MemoryEntry]:
-        return [
-            entry
-            for entry in self.entries.values()
-            if entry.state is State.READY and entry.expires_us is not None and entry.expires_us <= self.now_us
-        ][:limit]
-
-    def old_batches(self, limit: int) -> list[MemoryBatch]:
-        over = (held for held in self._batches.values() if (held.over_us or self.now_us + 1) <= self.now_us)
-        return list(over)[:limit]
-
-    def forget_old(self, limit: int) -> int:
-        removed = 0
-        while self._kept and self._kept[0][0] <= self.now_us and removed < limit:
-            _, _, entry = heapq.heappop(self._kept)
-            if (
-                self.entries.get(entry.job.id) is entry
-                and entry.keep_us is not None
-                and entry.keep_us <= self.now_us
-            ):
-                self.forget(entry)
-                removed += 1
-        self._full = {place: full_us for place, full_us in self._full.items() if full_us > self.now_us}
-        self._memos = {name: memo for name, memo in self._memos.items() if memo[0] > self.now_us}
-        return removed + self._trim_dead(limit) + self.records().expire(limit)
-
-    def _trim_dead(self, limit: int) -> int:
-        if self.retention.dead_max is None:
-            return 0
-        dead: defaultdict[str, list[MemoryEntry]] = defaultdict(list)
-        for entry in self.entries.values():
-            if entry.state is State.DEAD:
-                dead[entry.queue].append(entry)
-        removed = 0
-        for entries in dead.values():
-            entries.sort(key=lambda entry: (entry.ended_us or 0, entry.seq))
-            for entry in entries[: max(0, min(limit, len(entries) - self.retention.dead_max))]:
-                self.forget(entry)
-                removed += 1
-        return removed
+    def lost(self, limit: int) -> list[StoredEntry]:
+        over = islice(self._leases.over(self.now_us), limit)
+        return sorted(over, key=lambda entry: (entry.fence, entry.seq))
 
     def next_us(self) -> int | None:
-        moments = [entry.until_us for entry in self._running.values()]
-        moments += [due for lines in self.lines.values() if (due := lines.next_due()) is not None]
-        moments += [to_us(rule.until) for rule in self._rules.values() if rule.until is not None]
-        moments += self._turns.values()
-        moments += [] if (record_us := self.records().next_us()) is None else [record_us]
-        return min((moment for moment in moments if moment > self.now_us), default=None)
+        times = (super().next_us(), self._leases.next_us(self.now_us))
+        return min((time for time in times if time is not None), default=None)
 
     # --- looks ---------------------------------------------------------------------------
 
-    def queues(self, limit: int, after: str | None) -> dict[str, Counts]:
-        found: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for entry in self.entries.values():
-            scheduled = entry.state is State.READY and entry.due_us > self.now_us
-            where = "scheduled" if scheduled else "parked" if entry.parked else entry.state.value
-            found[entry.queue][where] += 1
-        names = sorted(name for name in self.lines if after is None or name > after)[:limit]
-        return {name: self._counts(found[name], self.lines[name]) for name in names}
+    def _counts(self, name: str, queue: StoredQueue) -> Counts:
+        lines = self.lines[name]
+        queue.running = self.running_in(Scope.QUEUE, name)
+        queue.deleted = queue.put - len(lines.entries)
+        queue.ready = self.waiting(name) - queue.scheduled - queue.parked
+        return super()._counts(name, queue)
 
-    def _counts(self, found: Counter[str], lines: WaitingLines) -> Counts:
-        return Counts(
-            ready=found["ready"],
-            scheduled=found["scheduled"],
-            parked=found["parked"],
-            running=found["running"],
-            done=found["done"],
-            dead=found["dead"],
-            cancelled=found["cancelled"],
-            put=lines.put,
-            deleted=lines.deleted,
-        )
+    def by_number(self, first: int, most: int) -> list[StoredEntry]:
+        return list(islice(self._numbered.onwards(first), most))
 
-    def find(self, where: Filter, limit: int, after: int | None) -> Page:
-        later = (entry for entry in self.entries.values() if after is None or entry.seq > after)
-        matches = sorted(
-            (entry for entry in later if entry.matches(where, self.now_us)), key=lambda entry: entry.seq
-        )
-        page = matches[:limit]
-        more = page[-1].seq if page and len(matches) > limit else None
-        return Page([entry.info() for entry in page], more)
-
-    def position(self, entry: MemoryEntry) -> int:
-        return next(
-            n for n, other in enumerate(self.lines[entry.queue].line_at(self.now_us)) if other is entry
-        )
-
-    def batches(self, limit: int, after: str | None) -> list[MemoryBatch]:
-        names = sorted(name for name in self._batches if after is None or name > after)
-        return [self._batches[name] for name in names[:limit]]
-
-    def status(self, held: MemoryBatch) -> BatchStatus:
-        waiting, _ = self.waiting_members(held)
-        retrying = sum(entry.has_run for entry in waiting)
-        return held.status(enqueued=len(waiting) - retrying, retrying=retrying)
-
-    def members(self, held: MemoryBatch, limit: int, after: int | None) -> list[Member]:
-        live = {entry.job.id: entry.state for entry in self._live(held)}
-        found = [
-            Member(each.member, each.id, live[each.id]) if each.id in live else each
-            for each in held.members.values()
-            if after is None or each.member > after
-        ]
-        return sorted(found, key=lambda member: (member.member, member.id))[:limit]
+    def position(self, entry: StoredEntry) -> int:
+        """As in `find`, no further than a look goes."""
+        before = super().position(entry)
+        turn = (-entry.job.priority, entry.place is None, entry.place or 0)
+        standing = self.lines[entry.queue].first(SCAN)
+        return before + sum((-e.job.priority, False, e.place or 0) < turn for e in standing)

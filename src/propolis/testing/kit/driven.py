@@ -15,7 +15,7 @@ from propolis.core.protocols import Engine, Exchange, LeaseTerms
 from propolis.core.transitions import Retention
 from propolis.engines.memory import MemoryEngine
 from propolis.engines.memory.book import Book
-from propolis.engines.memory.entries import MemoryEntry
+from propolis.engines.shared.book.stored_entries import StoredEntry
 from propolis.engines.shared.waiters import Waiters
 from propolis.worker import Worker
 from propolis.worker.attempt import Stop
@@ -30,7 +30,7 @@ class RememberingBook(Book):
         super().__init__(waiters, retention)
         self.gone: dict[int, JobInfo] = {}  # by the number of their put
 
-    def forget(self, entry: MemoryEntry) -> None:
+    def forget(self, entry: StoredEntry) -> None:
         self.gone[entry.seq] = entry.info()
         super().forget(entry)
 

@@ -1,7 +1,7 @@
 """The steps that change jobs and batches, as every engine written in Python takes them.
 
-What is stored, and where, is left to whoever inherits: plain objects in the memory engine, keys in order in
-`StoreBook`.  The engine holds its lock around each call, and sets `now_us`.
+What is stored, and where, is left to whoever inherits: `StoreBook`, over keys in order, and the book of the
+memory engine, which is one over live objects.  The engine holds its lock around each call, and sets `now_us`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ from propolis.engines.shared.book.stored_records import StoredRecords
 from propolis.engines.shared.from_exchange import ClaimTerms
 from propolis.engines.shared.receipts import decide_receipts
 from propolis.errors import BatchSealed, QueueFull, UnknownBatch
+
+_EMITTING = (Done, Dead)
 
 
 class Removal(Struct, frozen=True):
@@ -237,7 +239,7 @@ class Steps(LimitSteps[E, B]):
             if entry is None or step is None:
                 lost.append(lease)
                 continue
-            if isinstance(outcome, Done | Dead) and (outcome.emit or outcome.opens):
+            if isinstance(outcome, _EMITTING) and (outcome.emit or outcome.opens):
                 self._free_key(entry)  # it may hand its own key on
                 for batch in outcome.opens:
                     self._open_batch(batch)
@@ -286,7 +288,8 @@ class Steps(LimitSteps[E, B]):
         entry.ended_us, entry.keep_us = self.now_us, keep_us
         entry.reason, entry.result = reason, result
         entry.checkpoint = entry.checkpoint if state is State.DEAD else None
-        self._free_key(entry)
+        if entry.job.unique is not None:
+            self._free_key(entry)
         if entry.job.chosen:
             self.remember("id", entry.job.id, b"", self.now_us + span_us(KNOWN_FOR))
         if entry.joined:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from contextlib import AbstractContextManager
+from itertools import islice, takewhile
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from propolis.core.protocols import Durability
+from propolis.engines.shared.book.ordered import Ordered
 
 T = TypeVar("T")
 
@@ -58,29 +59,30 @@ class Store(Protocol):
 
 
 class HeldTable:
-    """A table in this process."""
+    """A table in this process.  Also of values that are no bytes, if nobody decodes them."""
 
     def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
-        self._order: list[str] = []
+        self._values: dict[str, Any] = {}
+        self._order = Ordered[str]()
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str) -> Any:
         return self._values.get(key)
 
-    def set(self, key: str, value: bytes) -> None:
+    def set(self, key: str, value: object) -> None:
         if key not in self._values:
-            insort(self._order, key)
+            self._order.add(key)
         self._values[key] = value
 
     def delete(self, key: str) -> None:
         if self._values.pop(key, None) is not None:
-            del self._order[bisect_left(self._order, key)]
+            self._order.remove(key)
 
-    def range(self, start: str, end: str, limit: int, *, backwards: bool = False) -> list[tuple[str, bytes]]:
-        first, last = bisect_left(self._order, start), bisect_left(self._order, end)
-        first, last = (max(first, last - limit), last) if backwards else (first, min(last, first + limit))
-        found = [(key, self._values[key]) for key in self._order[first:last]]
-        return found[::-1] if backwards else found
+    def range(self, start: str, end: str, limit: int, *, backwards: bool = False) -> list[tuple[str, Any]]:
+        if backwards:
+            names = takewhile(lambda name: name >= start, self._order.backwards(end))
+        else:
+            names = takewhile(lambda name: name < end, self._order.onwards(start))
+        return [(name, self._values[name]) for name in islice(names, limit)]
 
 
 def key(*parts: str | int) -> str:
@@ -159,4 +161,36 @@ class Pages:
         while rows := self.between(start, begin + "\1", 1):
             found.append(rows[0][0].split("\0")[len(prefix)])
             start = f"{begin}\0{found[-1]}\1"
+        return found
+
+
+class LivePages(Pages):
+    """A table of documents that are never written: they stay what they are, in this process."""
+
+    def __init__(self) -> None:
+        super().__init__(HeldTable())
+
+    def get(self, name: str, kind: type[T]) -> T | None:  # noqa: ARG002  # it is of that kind
+        found: T | None = self.table.get(name)  # type: ignore[assignment]  # a held table has any
+        return found
+
+    def put(self, name: str, document: object | None) -> None:
+        if document is None:
+            self.table.delete(name)
+        else:
+            self.table.set(name, document)  # type: ignore[arg-type]  # as above
+
+    def mark(self, name: str, value: str = "") -> None:
+        self.put(name, value)
+
+    def listed(
+        self,
+        kind: type[T],  # noqa: ARG002  # as above
+        start: str,
+        end: str,
+        limit: int,
+        *,
+        backwards: bool = False,
+    ) -> list[tuple[str, T]]:
+        found: list[tuple[str, Any]] = self.table.range(start, end, max(0, limit), backwards=backwards)
         return found

@@ -82,9 +82,14 @@ class StoreBook(StoredRules):
         return entry
 
     def save(self, entry: StoredEntry) -> None:
-        """Bring marks and counts in line with the job."""
+        gone = self._mark(entry, marks_of(entry))
+        self.pages.put(key("job", entry.job.id), entry)
+        self.follow(entry, gone)
+
+    def _mark(self, entry: StoredEntry, new_marks: set[str]) -> set[str]:
+        """Bring marks and counts in line with the job; gives the marks that are gone."""
         marks, tallies = self._stored.get(entry.job.id, (set(), []))
-        new_marks, new_tallies = marks_of(entry), tallies_of(entry)
+        new_tallies = tallies_of(entry)
         for mark in marks - new_marks:
             self.pages.table.delete(mark)
         for mark in new_marks - marks:
@@ -93,8 +98,14 @@ class StoreBook(StoredRules):
             self._count(tallies, -1)
             self._count(new_tallies, 1)
         self._stored[entry.job.id] = (new_marks, new_tallies)
-        self.pages.put(key("job", entry.job.id), entry)
-        self.follow(entry, marks - new_marks)
+        return marks - new_marks
+
+    def _unmark(self, entry: StoredEntry) -> set[str]:
+        marks, tallies = self._stored.pop(entry.job.id, (set(), []))
+        for mark in marks:
+            self.pages.table.delete(mark)
+        self._count(tallies, -1)
+        return marks
 
     def _count(self, tallies: list[Tally], by: int) -> None:
         for kind, name, *rest in tallies:
@@ -152,8 +163,7 @@ class StoreBook(StoredRules):
     def take(self, queue: str, want: int) -> Iterator[StoredEntry]:
         if want <= 0:
             return
-        for _, job_id in self.pages.until(self.now_us, BITE, "due", queue):
-            self.place(self.there(job_id))
+        self._join_due(queue)
         if self.ruled:
             for rule in self.rules_over(FEW):
                 self.remove_rule(rule)
@@ -163,11 +173,10 @@ class StoreBook(StoredRules):
             self._walk()
             self._thaw(queue)
         looks = want + BITE
-        while want > 0 and looks > 0 and (line := self.pages.first(min(want, looks), "line", queue)):
+        while want > 0 and looks > 0 and (line := self.first_in_line(queue, min(want, looks))):
             self.line_changed = False
-            for _, job_id in line:
+            for entry in line:
                 looks -= 1
-                entry = self.there(job_id)
                 if self.goes(entry):
                     want -= 1
                     yield entry
@@ -178,6 +187,13 @@ class StoreBook(StoredRules):
                     self.save(entry)
                 if self.line_changed:
                     break
+
+    def _join_due(self, queue: str) -> None:
+        for _, job_id in self.pages.until(self.now_us, BITE, "due", queue):
+            self.place(self.there(job_id))
+
+    def first_in_line(self, queue: str, most: int) -> list[StoredEntry]:
+        return [self.there(job_id) for _, job_id in self.pages.first(most, "line", queue)]
 
     def park(self, entry: StoredEntry) -> None:
         entry.by, entry.place = None, entry.seq
@@ -210,10 +226,7 @@ class StoreBook(StoredRules):
                 self.forget(self.there(job_id))
 
     def forget(self, entry: StoredEntry) -> None:
-        marks, tallies = self._stored.pop(entry.job.id, (set(), []))
-        for mark in marks:
-            self.pages.table.delete(mark)
-        self._count(tallies, -1)
+        marks = self._unmark(entry)
         self._count_queue(entry.queue, "deleted")
         self.pages.put(key("job", entry.job.id), None)
         self.follow(entry, marks)
@@ -401,15 +414,18 @@ class StoreBook(StoredRules):
     def find(self, where: Filter, limit: int, after: int | None) -> Page:
         """What it has not found after reading many it looks for in the next page."""
         found: list[StoredEntry] = []
-        rows = self.pages.between(key("seq", (after or 0) + 1), "seq\1", SCAN)
-        for _, job_id in rows:
-            entry = self.there(job_id)
+        entries = self.by_number((after or 0) + 1, SCAN)
+        for entry in entries:
             if entry.matches(where, self.now_us):
                 if len(found) == limit:
                     return Page([entry.info() for entry in found], found[-1].seq)
                 found.append(entry)
-        more = number_in(rows[-1][0], 1) if len(rows) == SCAN else None
+        more = entries[-1].seq if len(entries) == SCAN else None
         return Page([entry.info() for entry in found], more)
+
+    def by_number(self, first: int, most: int) -> list[StoredEntry]:
+        rows = self.pages.between(key("seq", first), "seq\1", most)
+        return [self.there(job_id) for _, job_id in rows]
 
     def position(self, entry: StoredEntry) -> int:
         before = 0

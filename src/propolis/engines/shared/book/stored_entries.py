@@ -19,10 +19,14 @@ class Numbers(Struct):
 
 
 class StoredEntry(Entry, omit_defaults=True):
-    """`place` is its place in line; None: it has none.  `by` is what the rule names that keeps it back."""
+    """`place` is its place in line; None: it has none.  `by` is what the rule names that keeps it back.
+
+    `ends_us` is not stored: the end of its lease under which it is found in this process.
+    """
 
     place: int | None = None
     by: tuple[Scope, str] | None = None
+    ends_us: int = 0
 
 
 class StoredBatch(HeldBatch, omit_defaults=True):
@@ -62,17 +66,20 @@ Tally = tuple[str, ...]
 
 def marks_of(entry: StoredEntry) -> set[str]:
     """The keys that are there because the job is as it is."""
-    queue, seq = entry.queue, entry.seq
-    marks = {key("seq", seq), key("of", queue, seq)}
+    numbers = {key("seq", entry.seq), key("of", entry.queue, entry.seq)}
     if entry.state is State.RUNNING:
-        marks.add(key("until", entry.until_us, seq))
-    elif entry.state is not State.READY:
-        marks.add(key("kept", queue, entry.state, entry.ended_us or 0, seq))
-        marks.add(key("keep", entry.keep_us or 0, seq))
-    else:
-        marks |= _waiting_marks(entry)
-        if entry.expires_us is not None:
-            marks.add(key("expiry", entry.expires_us, seq))
+        return numbers | {key("until", entry.until_us, entry.seq)}
+    return numbers | marks_at_rest(entry)
+
+
+def marks_at_rest(entry: StoredEntry) -> set[str]:
+    """Those of a job that does not run, without those of its number."""
+    if entry.state is not State.READY:
+        kept = key("kept", entry.queue, entry.state, entry.ended_us or 0, entry.seq)
+        return {kept, key("keep", entry.keep_us or 0, entry.seq)}
+    marks = _waiting_marks(entry)
+    if entry.expires_us is not None:
+        marks.add(key("expiry", entry.expires_us, entry.seq))
     return marks
 
 

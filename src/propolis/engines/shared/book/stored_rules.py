@@ -35,7 +35,7 @@ class StoredRules(Steps[StoredEntry, StoredBatch]):
         super().__init__(retention, table)
         self.now_us = now_us
         self.pages = Pages(table)
-        self.ruled = any(self.pages.has(kind) for kind in ("rule", "thaw", "walk"))
+        self.see_rules()
         self.line_changed = False
         self._names: dict[bool, bool] = {}
         self._prefixes: list[Rule] | None = None
@@ -47,6 +47,9 @@ class StoredRules(Steps[StoredEntry, StoredBatch]):
     @abstractmethod
     def save(self, entry: StoredEntry) -> None:
         """Bring marks and counts in line with the job."""
+
+    def see_rules(self) -> None:
+        self.ruled = any(self.pages.has(kind) for kind in ("rule", "thaw", "walk"))
 
     # --- what they say -------------------------------------------------------------------
 
@@ -85,9 +88,9 @@ class StoredRules(Steps[StoredEntry, StoredBatch]):
     def prefixes(self) -> list[Rule]:
         if self._prefixes is None:
             names = [mark.split("\0", 1)[1] for mark, _ in self.pages.first(BITE, "prefix")]
-            found = [self.ruling(RuleKind.LIMIT, Scope.KEY, name) for name in names]
+            found = [self.rule(RuleKind.LIMIT, Scope.KEY, name) for name in names]
             self._prefixes = [rule for rule in found if rule is not None]
-        return self._prefixes
+        return [rule for rule in self._prefixes if not rule.is_over(self.now)]
 
     def set_rule(self, rule: Rule) -> None:
         self.ruled = True
@@ -178,10 +181,13 @@ class StoredRules(Steps[StoredEntry, StoredBatch]):
     def follow(self, entry: StoredEntry, marks: set[str]) -> None:
         """Where it stood in line, or ran, a limit may have room for another one."""
         if self.ruled and any(mark.startswith(("line\0", "until\0")) for mark in marks):
-            for scope, name in entry.scopes()[1:]:
-                if (scope, name) != entry.by and self.pages.has("held-by", scope, name):
-                    for group, room in self._groups(scope, name):
-                        self._let_go(group, min(room or 0, 1))
+            self.let_next_go(entry)
+
+    def let_next_go(self, entry: StoredEntry) -> None:
+        for scope, name in entry.scopes()[1:]:
+            if (scope, name) != entry.by and self.pages.has("held-by", scope, name):
+                for group, room in self._groups(scope, name):
+                    self._let_go(group, min(room or 0, 1))
 
     def _let_go(self, group: Group, most: int) -> None:
         """The first ones of each queue: who will ask for which queue is not known."""
@@ -191,10 +197,12 @@ class StoredRules(Steps[StoredEntry, StoredBatch]):
 
     def _release_all(self, marks: Iterable[tuple[str, str]]) -> None:
         for _, job_id in marks:
-            entry = self.there(job_id)
-            entry.by = None
-            self.save(entry)
-            self.line_changed = True
+            self.release(self.there(job_id))
+
+    def release(self, entry: StoredEntry) -> None:
+        entry.by = None
+        self.save(entry)
+        self.line_changed = True
 
     # --- buckets -------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
 from propolis.core.protocols import COUNTED
+from propolis.engines.memory import book as memory
 from propolis.engines.postgres import engine as postgres
 from propolis.engines.redis import engine as redis
 from propolis.engines.shared.book import stored
@@ -14,7 +15,7 @@ from propolis.engines.sqlite import snapshot
 
 _BOUNDS = (
     *[(snapshot, "COUNTED"), (postgres, "COUNTED"), (stored, "COUNTED")],
-    *[(stored, "SCAN"), (redis, "COUNTED"), (redis, "LOOKED_THROUGH")],
+    *[(stored, "SCAN"), (memory, "SCAN"), (redis, "COUNTED"), (redis, "LOOKED_THROUGH")],
 )
 
 

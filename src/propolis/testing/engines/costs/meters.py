@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import re
 import sqlite3
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from types import FrameType
+from typing import Any, Protocol
 
 import asyncpg
 
 from propolis.core.clock import Clock
 from propolis.core.protocols import Durability, Engine
 from propolis.engines.address import Address
+from propolis.engines.memory import MemoryEngine
 from propolis.engines.postgres.client import Row
 from propolis.engines.postgres.engine import PostgresEngine
 from propolis.engines.postgres.schema import dropped
@@ -252,6 +255,40 @@ class _CountedTable:
         found = self._table.range(start, end, limit, backwards=backwards)
         self._meter.count(1 + len(found))
         return found
+
+
+class MemoryMeter:
+    """Counts what the interpreter does, instruction by instruction, between two looks.
+
+    What a call of C does inside counts as one: a walk in there is not seen.
+    """
+
+    unit, floor, repeats = "instructions", 2000.0, 1
+
+    def __init__(self) -> None:
+        self._instructions = 0
+        self._counting = False
+        self._others: Any = None  # whoever traces else: one that measures coverage
+
+    async def filled(self) -> None: ...
+
+    async def read(self) -> float:
+        """Each second look ends what the one before began."""
+        self._counting = not self._counting
+        if self._counting:
+            self._others = sys.gettrace()
+        sys.settrace(self._trace if self._counting else self._others)
+        return self._instructions
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> Callable[..., Any]:
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        self._instructions += event == "opcode"
+        return self._trace
+
+
+@asynccontextmanager
+async def metered_memory(clock: Clock) -> AsyncIterator[tuple[Engine, Meter]]:
+    yield MemoryEngine(clock=clock), MemoryMeter()
 
 
 @asynccontextmanager
