@@ -235,8 +235,8 @@ class Book(StoreBook):
         self._waiters.wake()
 
     def release(self, entry: StoredEntry) -> None:
-        assert entry.place is not None
-        entry.place -= entry.place % 2 == 0  # what stands at its old place is void
+        if entry.place is not None and entry.place > FIRST_PLACE and entry.place % 2 == 0:
+            entry.place -= 1  # what stands in line at its old place is void
         super().release(entry)
         self._waiters.wake(entry.queue)
 
