@@ -26,7 +26,7 @@ class CountedStore(HeldTable):
     def changes(self) -> object:
         return self.writes
 
-    def set(self, key: str, value: bytes) -> None:
+    def set(self, key: str, value: object) -> None:
         self.writes += 1
         super().set(key, value)
 
