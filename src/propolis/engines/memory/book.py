@@ -23,7 +23,7 @@ from propolis.engines.shared.book.stored_entries import StoredEntry, StoredQueue
 from propolis.engines.shared.from_exchange import ClaimTerms
 from propolis.engines.shared.waiters import Waiters
 
-MOST_UNCOUNTED = 100
+UNCOUNTED = 100
 FIRST_PLACE = 1 << 50  # more than any number of a job
 
 
@@ -141,7 +141,7 @@ class Book(StoreBook):
 
     def lease(self, claim: ClaimTerms) -> list[Lease]:
         self._waiters.looked(claim.wants)
-        if len(self._uncounted) > MOST_UNCOUNTED:
+        if len(self._uncounted) > UNCOUNTED:
             self._count_running()
         return super().lease(claim)
 
