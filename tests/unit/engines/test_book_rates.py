@@ -139,3 +139,19 @@ async def test_a_sweep_wakes_whoever_waits_in_memory_for_a_token_that_came(clock
     await engine.sweep()
     assert await waiting is True
     await engine.close()
+
+
+async def test_a_token_that_came_wakes_nobody_again_while_its_queue_is_paused(
+    engine: BookEngine, clock: FakeClock
+) -> None:
+    await engine.add_rule(Rule(RuleKind.LIMIT, Scope.KEY, "k", UNBOUNDED, every=EVERY))
+    await engine.put([a_job(key="k") for _ in range(2)])
+    for count in (1, 0):
+        assert len(await engine.lease({"default": 9}, span=timedelta(days=1), holder=HOLDER)) == count
+    await engine.add_rule(Rule(RuleKind.PAUSE, Scope.QUEUE, "default"))
+
+    clock.advance(EVERY)
+    for _ in range(2):  # what comes back to its line may wake once
+        assert await engine.lease({"default": 9}, span=timedelta(days=1), holder=HOLDER) == []
+        woken = await engine.wait(["default"], 0.01)
+    assert not woken

@@ -167,9 +167,9 @@ class StoreBook(StoredRules):
         if self.ruled:
             for rule in self.rules_over(FEW):
                 self.remove_rule(rule)
+            self.let_turns_come(BITE)
             if self.room(Scope.QUEUE, queue) == 0:
                 return
-            self.let_turns_come(BITE)
             self._walk()
             self._thaw(queue)
         looks = want + BITE
