@@ -176,7 +176,7 @@ async def test_nothing_is_lost_or_refused_by_a_rolling_deployment_and_a_rollback
     assert (counts.waiting, counts.running, counts.dead) == (0, 0, 0)
     if url.startswith("sqlite"):
         with closing(sqlite3.connect(tmp_path / "jobs.db")) as db:
-            assert db.execute("SELECT count(*) FROM propolis_migration").fetchone() == (2,)
+            assert db.execute("SELECT count(*) FROM propolis_migration").fetchone() == (3,)
     else:
         server, _, prefix = url.partition("?prefix=")
         link = RedisLink(target_of(Address(server)))

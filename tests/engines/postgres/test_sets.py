@@ -384,6 +384,7 @@ async def test_the_command_says_what_it_did(postgres_url: str, schema: str) -> N
     assert first.output.splitlines()[:-1] == [
         "ran 0001_tables.sql",
         "ran 0002_limits.sql",
+        "ran 0003_places.sql",
         f"installed the functions {set_of(schema)}",
     ]
     assert len(second.output.splitlines()) == 1

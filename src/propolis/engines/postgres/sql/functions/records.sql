@@ -20,7 +20,7 @@ DECLARE
     s jsonb;
     given jsonb;
     known jsonb;
-    places bigint := (SELECT last_value FROM back);
+    places bigint := coalesce(pg_sequence_last_value('back'), 0);
 BEGIN
     IF of_token IS NOT NULL THEN
         INSERT INTO swap_answer (token, answers, until_us) VALUES (of_token, NULL, t.now_us + known_us)
@@ -48,7 +48,7 @@ BEGIN
         END LOOP;
     END IF;
     UPDATE swap_answer SET answers = given WHERE token = of_token;
-    IF (SELECT last_value / 1024 FROM back) > places / 1024 THEN
+    IF coalesce(pg_sequence_last_value('back'), 0) / 1024 > places / 1024 THEN
         PERFORM add_up_in_turn(1, 0);
     END IF;
     RETURN given;

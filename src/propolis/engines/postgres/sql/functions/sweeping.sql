@@ -491,7 +491,7 @@ BEGIN
     END IF;
     -- (While a step is put off, nobody can say whether what is new was counted before it.)
     INSERT INTO sweeper AS s (name, back_us, since_us, seen_us, seen_pos)
-    VALUES (who, back, now_us, seen, CASE WHEN seen > now_us + 1000000 THEN 0 ELSE (SELECT last_value FROM back) END)
+    VALUES (who, back, now_us, seen, CASE WHEN seen > now_us + 1000000 THEN 0 ELSE coalesce(pg_sequence_last_value('back'), 0) END)
     ON CONFLICT (name) DO UPDATE SET back_us = excluded.back_us, seen_us = excluded.seen_us,
                                      seen_pos = greatest(s.seen_pos, excluded.seen_pos);
     DELETE FROM sweeper s WHERE s.back_us < now_us - late OR s.back_us > now_us + 2 * longest;
