@@ -22,6 +22,7 @@ from propolis.testing.engines.steps import (
     a_batch,
     a_batch_of,
     a_callback,
+    a_done_job,
     called_back,
     counts,
     end_next,
@@ -317,6 +318,27 @@ class BatchingPromise:
 
         assert [receipt.created for receipt in receipts] == [True, False, False, False]
         assert (await status(engine, batch.id)).total == 1
+        await end_next(engine, Done())
+        assert await called_back(engine) == ["on_succeeded", "on_finished"]
+
+    async def test_a_chosen_id_that_is_taken_takes_no_other_member_from_the_count(
+        self, engine: Engine
+    ) -> None:
+        """T1, B1, I1, I11: whether the job that has it has ended and is kept, runs or waits for its time."""
+        ended = await a_done_job(engine, id="ended", chosen=True)
+        running = await put_one(engine, id="running", chosen=True)
+        await take_one(engine)
+        later = await put_one(engine, id="later", chosen=True, delay_ms=60_000)
+        batch = a_batch()
+        names = [{}, {"id": ended.id}, {"id": running.id}, {"id": later.id}, {}]
+        jobs = [a_job(batch=batch.id, member=n, **name) for n, name in enumerate(names)]
+
+        receipts = await engine.put_batch(batch, jobs)
+
+        assert [receipt.created for receipt in receipts] == [True, False, False, False, True]
+        assert (await status(engine, batch.id)).total == 2
+        await end_next(engine, Done())
+        assert await called_back(engine) == []
         await end_next(engine, Done())
         assert await called_back(engine) == ["on_succeeded", "on_finished"]
 

@@ -52,7 +52,7 @@ BEGIN
 END $$;
 
 -- Those of these ids that are taken elsewhere than in line: by a job that is there, or by one that was chosen and ended
--- less than a day ago.
+-- less than a day ago; each once, also where a job that was chosen is there and its id is known.
 --
 -- An id is unique in each table, not across them.  So whoever puts one first makes an entry in the index of `ready`,
 -- where of two that do so at the same time the second waits for the first, and only then looks elsewhere, with a new
@@ -72,7 +72,7 @@ BEGIN
        AND NOT EXISTS (SELECT FROM chunk     WHERE last_id >= low AND first_id <= high) THEN
         RETURN NULL;
     END IF;
-    RETURN (SELECT array_agg(id) FROM (
+    RETURN (SELECT array_agg(DISTINCT id) FROM (
         SELECT id FROM running   WHERE id = ANY (names) UNION ALL
         SELECT id FROM scheduled WHERE id = ANY (names) UNION ALL
         SELECT id FROM held      WHERE id = ANY (names) UNION ALL
