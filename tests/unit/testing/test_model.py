@@ -15,9 +15,10 @@ from propolis.core.clock import to_us
 from propolis.core.job import Dead, Done, Lease, Outcome, Released, Retried, State
 from propolis.core.protocols import Engine, Rule, RuleKind, Scope
 from propolis.engines.memory import MemoryEngine
+from propolis.engines.sqlite.engine import SQLiteEngine
 from propolis.errors import BatchSealed, QueueFull
 from propolis.testing.clock import FakeClock
-from propolis.testing.engines.machine import Difference, check_engine
+from propolis.testing.engines.machine import Difference, EngineMachine, check_engine
 from propolis.testing.engines.model import entries as entries_file
 from propolis.testing.engines.model import limits as limits_file
 from propolis.testing.engines.model import model as model_file
@@ -25,6 +26,7 @@ from propolis.testing.engines.model.entries import Refused
 from propolis.testing.engines.model.model import Model
 from propolis.testing.engines.mutants.order import LastInFirstOut
 from propolis.testing.engines.samples import HOLDER, SPAN, a_job
+from propolis.testing.engines.small_world import QUEUES, SHORT, TASKS, Draft
 
 
 @pytest.fixture
@@ -149,3 +151,20 @@ def test_a_seed_repeats_the_same_lives() -> None:
         texts.append(str(difference.value))
 
     assert texts[0] == texts[1]
+
+
+def test_a_job_that_comes_back_held_and_expired_may_wait_for_the_next_sweep(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Whether a lease ends it that takes nothing from its queue, the contract does not say."""
+    machine = EngineMachine(lambda clock: SQLiteEngine(tmp_path / "jobs.db", clock=clock))
+    request.addfinalizer(machine.teardown)
+    queue = QUEUES[0]
+    machine.put([Draft(queue, TASKS[0], 0, {}, {"expires_in_ms": 5_000})], None)
+    machine.lease({queue: 1}, 2 * SHORT, None, ())
+    machine.add_rule(Rule(RuleKind.PAUSE, Scope.QUEUE, queue), keep=True)
+    machine.clock.advance(SHORT)
+
+    machine.exchange([(0, Released())], {queue: 1}, SHORT, None, ())
+
+    machine.same()

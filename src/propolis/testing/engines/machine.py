@@ -209,6 +209,10 @@ class EngineMachine(RuleBasedStateMachine):
     ) -> None:
         self._leave_no_doubt(wants, limit)
         outcomes = self._outcomes(turns)
+        if self.model.keeps_back() and self.model.lets_expire(State.RUNNING):
+            self._both("settle", outcomes)  # what comes back may be held, and has expired
+            outcomes = []
+            self._leave_no_doubt(wants, limit)
         answer = self._both("exchange", outcomes, wants, span=span, holder=HOLDER, limit=limit, tasks=tasks)
         self._learn(cast(Exchange, answer).leases)
 

@@ -285,9 +285,9 @@ class Model:
         """Whether a rule may keep jobs back."""
         return any(rule.kind is not RuleKind.CAP for rule in self.rules)
 
-    def lets_expire(self) -> bool:
-        """Whether a job waits that has expired."""
-        return any(entry.state is State.READY and self._is_expired(entry) for entry in self.jobs)
+    def lets_expire(self, state: State = State.READY) -> bool:
+        """Whether a job is in this state that has expired."""
+        return any(entry.state is state and self._is_expired(entry) for entry in self.jobs)
 
     def position(self, job_id: str) -> int | None:
         entry = self.entry(job_id)
