@@ -334,7 +334,10 @@ async def get(session: Session, key: str | None, task: str | None, queue: str | 
     """Show the limit that holds, which jobs run under it, and how many wait."""
     use = await session.limits.aget(key, task=task, queue=queue)
     if use is None:
-        session.out.note("there is no such limit")
+        session.out.note(
+            "there is no such limit: `propolis limits` lists all; give a key and --task for what each key of "
+            "a task has"
+        )
         return PROBLEMS
     tokens = use.tokens
     left = {} if tokens is None else {"tokens": tokens.free, "next_in": tokens.next_in.total_seconds()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import timedelta
 from fractions import Fraction
 
@@ -16,7 +17,7 @@ from msgspec import Struct
 from propolis.core.clock import MICROSECOND, from_us, span_us
 from propolis.core.duration import duration
 from propolis.core.protocols import EACH, MAX_PREFIXES, Rule, Tokens
-from propolis.errors import BadSetting
+from propolis.errors import BadDuration, BadSetting
 
 _RATE = re.compile(r" *(\d+(?:\.\d+)?) */ *(\S.*?) *")
 _UNITS = {name: duration(f"1{name[0]}") for name in ("s", "min", "h", "d")}
@@ -87,12 +88,13 @@ def too_many_prefixes(name: str) -> BadSetting:
 def every_of(rate: str) -> timedelta:
     """How often a job may start: "100/min" is once in 0.6 s, and "1/10s" in 10 s; never too often."""
     found = _RATE.fullmatch(str(rate))
-    if found is None or not float(found[1]):
-        raise BadSetting(
-            f"a rate of {rate!r}?  Write how many in which time, such as '10/s', '100/min' or '5/2h'"
-        )
-    span = _UNITS.get(found[2]) or duration(found[2] if found[2][0].isdigit() else f"1{found[2]}")
-    return -(-span_us(span) // Fraction(found[1])) * MICROSECOND
+    with suppress(BadDuration, ArithmeticError, ValueError):  # no time, none at all, or more than is counted
+        if found is not None:
+            span = _UNITS.get(found[2]) or duration(found[2] if found[2][0].isdigit() else f"1{found[2]}")
+            return -(-span_us(span) // Fraction(found[1])) * MICROSECOND
+    raise BadSetting(
+        f"a rate of {rate!r}?  Write how many in which time, such as '10/s', '100/min' or '5/2h'"
+    )
 
 
 def rate_text(every: timedelta) -> str:

@@ -24,7 +24,7 @@ from propolis.core.protocols import (
     task_key,
 )
 from propolis.engines.memory import MemoryEngine
-from propolis.errors import BadDuration, BadSetting
+from propolis.errors import BadSetting
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines.steps import put_one, put_some, take
 
@@ -176,9 +176,13 @@ async def test_what_is_no_limit_is_refused(terms: dict[str, Any], says: str) -> 
         await App("memory://").limits.aput("k", **terms)
 
 
-async def test_a_rate_without_a_time_is_refused() -> None:
-    with pytest.raises(BadDuration):
-        await App("memory://").limits.aput("k", rate="5/fortnight")
+@pytest.mark.parametrize(
+    "rate", ["5/fortnight", "5/h/", "5/-1s", f"{'9' * 5000}/s", f"0.{'0' * 40}1/s", "0.0/s"]
+)
+async def test_a_rate_that_means_nothing_is_named_as_it_was_written(rate: str) -> None:
+    with pytest.raises(BadSetting) as refused:
+        await App("memory://").limits.aput("k", rate=rate)
+    assert str(refused.value).startswith(f"a rate of {rate!r}?  Write how many in which time")
 
 
 @pytest.mark.parametrize("name", ["k*", "*"])
@@ -188,8 +192,9 @@ async def test_what_is_for_many_keys_is_limited_and_not_paused(name: str) -> Non
         await app.queues.apause(key=name)
     with pytest.raises(BadSetting, match="name the exact keys, or the task"):
         await app.queues.ablock(key=name, task=TASK)
-    with pytest.raises(BadSetting, match="what is limited"):
-        await app.limits.aput("k", task=TASK, at_once=1)
+    for key in ("k", "k*"):
+        with pytest.raises(BadSetting, match=r'what is limited.*or "\*" and a task='):
+            await app.limits.aput(key, task=TASK, at_once=1)
 
 
 async def test_of_prefixes_there_is_a_number_at_most() -> None:

@@ -108,7 +108,7 @@ def test_limits_are_put_and_removed_and_doing_so_twice_does_no_harm(shell: Shell
 
 def test_a_limit_is_shown_with_its_use_and_all_are_listed(shell: Shell) -> None:
     assert "nothing is limited" in shell("limits").stderr
-    assert "no such limit" in shell("limits", "get", "tenant:7", code=1).stderr
+    assert "no such limit: `propolis limits` lists" in shell("limits", "get", "tenant:7", code=1).stderr
     shell(
         "limits", "put", "tenant:7", "--at-once", "3", "--by", "anna", "--why", "as agreed", "--until", "1h"
     )
@@ -159,7 +159,7 @@ def test_rates_and_limits_for_many_keys_are_put_shown_and_removed(rated_shell: S
     assert (use["tokens"], use["next_in"]) == (1, 0.0)
     assert "how many in which time" in shell("limits", "put", "k", "--rate", "often", code=2).stderr
     assert shell("limits", "remove", "tenant:*").stdout == "tenant:*: unlimited\n"
-    assert "no such limit" in shell("limits", "get", "tenant:7", code=1).stderr
+    assert "no such limit: `propolis limits` lists" in shell("limits", "get", "tenant:7", code=1).stderr
 
 
 def test_a_queue_is_capped_and_a_producer_may_wait_for_room(shell: Shell) -> None:

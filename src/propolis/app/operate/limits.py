@@ -233,5 +233,7 @@ def _counts(rule: Rule, key: str | None, of_job: str | None) -> bool:
 def _place(key: str | None, task: str | None, queue: str | None) -> tuple[Scope, str]:
     is_each_key = key == EACH and task is not None and queue is None
     if not is_each_key and [key, task, queue].count(None) != 2:
-        raise BadSetting("what is limited?  Give a key, or a task=, or a queue=")
+        raise BadSetting(
+            'what is limited?  Give a key, or a task=, or a queue=; or "*" and a task=, for each key of it'
+        )
     return place_of(queue, task, key)
