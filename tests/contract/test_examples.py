@@ -20,7 +20,6 @@ from propolis.testing.engines import (
     FakeClock,
     FeedsContract,
     OpenEngine,
-    RatesContract,
     RecordsContract,
     check_clock,
     check_engine,
@@ -43,11 +42,11 @@ class OnLmdb:
         return lambda: lmdb_engine(tmp_path / "jobs.mdb", clock=clock, retention=retention, sync=False)
 
 
-class TestJson(OnJson, EngineContract, RatesContract):
+class TestJson(OnJson, EngineContract):
     """S0.1."""
 
 
-class TestLmdb(OnLmdb, EngineContract, RatesContract):
+class TestLmdb(OnLmdb, EngineContract):
     """S0.1."""
 
 

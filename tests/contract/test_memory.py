@@ -7,10 +7,10 @@ import pytest
 from propolis.core.transitions import Retention
 from propolis.engines.memory import MemoryEngine
 from propolis.testing.clock import FakeClock
-from propolis.testing.engines import EngineContract, OpenEngine, RatesContract
+from propolis.testing.engines import EngineContract, OpenEngine
 
 
-class TestMemory(EngineContract, RatesContract):
+class TestMemory(EngineContract):
     @pytest.fixture
     def open_engine(self, clock: FakeClock, retention: Retention) -> OpenEngine:
         engine = MemoryEngine(clock=clock, retention=retention)

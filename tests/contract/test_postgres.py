@@ -9,11 +9,11 @@ import pytest
 from propolis.core.transitions import Retention
 from propolis.engines.postgres.engine import PostgresEngine
 from propolis.testing.clock import FakeClock
-from propolis.testing.engines import EngineContract, OpenEngine, RatesContract
+from propolis.testing.engines import EngineContract, OpenEngine
 from propolis.testing.servers.serving import other_postgres
 
 
-class TestPostgres(EngineContract, RatesContract):
+class TestPostgres(EngineContract):
     @pytest.fixture
     def open_engine(
         self, clock: FakeClock, retention: Retention, postgres_url: str, empty_schema: str
@@ -23,7 +23,7 @@ class TestPostgres(EngineContract, RatesContract):
 
 if other_postgres():
 
-    class TestOtherPostgres(EngineContract, RatesContract):
+    class TestOtherPostgres(EngineContract):
         """Each version that is installed."""
 
         @pytest.fixture
@@ -36,7 +36,7 @@ if other_postgres():
     *["putting", "leasing", "bundling", "renewing", "settling", "fencing", "sharing", "waiting"],
     reason="statements and server are the same; only what a session remembers is lost between calls",
 )
-class TestPostgresBehindPgbouncer(EngineContract, RatesContract):
+class TestPostgresBehindPgbouncer(EngineContract):
     """F30: in transaction mode, where a session lasts for one transaction; hints come directly."""
 
     @pytest.fixture

@@ -9,10 +9,10 @@ from propolis.engines.address import Address
 from propolis.engines.redis.client.target import target_of
 from propolis.engines.redis.engine import RedisEngine
 from propolis.testing.clock import FakeClock
-from propolis.testing.engines import EngineContract, OpenEngine, RatesContract
+from propolis.testing.engines import EngineContract, OpenEngine
 
 
-class TestValkey(EngineContract, RatesContract):
+class TestValkey(EngineContract):
     @pytest.fixture
     def open_engine(self, clock: FakeClock, retention: Retention, valkey_url: str, prefix: str) -> OpenEngine:
         target = target_of(Address(f"{valkey_url}?connect_within=30s"))
@@ -23,7 +23,7 @@ class TestValkey(EngineContract, RatesContract):
     *["putting", "leasing", "bundling", "ordering", "settling", "uniqueness", "waiting"],
     reason="the scripts are the same as on Valkey, and test_model.py goes through all of them on Redis too",
 )
-class TestRedis(EngineContract, RatesContract):
+class TestRedis(EngineContract):
     @pytest.fixture
     def open_engine(self, clock: FakeClock, retention: Retention, redis_url: str, prefix: str) -> OpenEngine:
         target = target_of(Address(f"{redis_url}?connect_within=30s"))

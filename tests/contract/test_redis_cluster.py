@@ -24,7 +24,7 @@ from propolis.engines.redis.shards.engine import ShardedEngine
 from propolis.engines.redis.shards.shard_map import ShardMap
 from propolis.errors import EngineUnavailable
 from propolis.testing.clock import FakeClock
-from propolis.testing.engines import EngineContract, OpenEngine, RatesContract
+from propolis.testing.engines import EngineContract, OpenEngine
 from propolis.testing.servers.redis import Cluster, redis_cluster
 
 EVERY = 1.0  # seconds between two changes of masters
@@ -73,7 +73,7 @@ def cluster() -> Iterator[Cluster]:
     *["putting", "leasing", "bundling", "renewing", "settling", "sharing", "waiting"],
     reason="one slot is one server: what differs is how calls reach it, and are repeated, while it changes",
 )
-class TestCluster(EngineContract, RatesContract):
+class TestCluster(EngineContract):
     @pytest.fixture
     def open_engine(
         self, clock: FakeClock, retention: Retention, cluster: Cluster, prefix: str
@@ -86,7 +86,7 @@ class TestCluster(EngineContract, RatesContract):
     *["leasing", "settling", "emitting", "batching", "nesting", "gathering", "ruling", "waiting"],
     reason="shards on one server keep the whole contract; here their messages travel between servers",
 )
-class TestShardedCluster(EngineContract, RatesContract):
+class TestShardedCluster(EngineContract):
     """The queues, batches and keys of most tests live in different shards, as their names have it."""
 
     def as_called(self, calls: list[str]) -> list[str]:

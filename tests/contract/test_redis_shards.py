@@ -19,13 +19,13 @@ from propolis.engines.redis.shards.leasing import Leasing
 from propolis.engines.redis.shards.shard_map import ShardMap
 from propolis.errors import EngineError
 from propolis.testing.clock import FakeClock
-from propolis.testing.engines import EngineContract, OpenEngine, RatesContract
+from propolis.testing.engines import EngineContract, OpenEngine
 from propolis.testing.engines.clock_machine import check_clock
 from propolis.testing.engines.machine import check_engine
 from propolis.testing.engines.record_machine import check_records
 
 
-class TestShards(EngineContract, RatesContract):
+class TestShards(EngineContract):
     """On one server, which is quicker than a cluster: that is in test_redis_cluster.py."""
 
     def as_called(self, calls: list[str]) -> list[str]:

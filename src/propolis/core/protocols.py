@@ -562,7 +562,7 @@ class Operates(Protocol):
         ...
 
 
-class Engine(Core, Batches, Limits, Inspects, Operates, Protocol):
+class Engine(Core, Batches, Rates, Inspects, Operates, Protocol):
     """What stands behind an app that uses all of it; one that uses less asks for less (`App(needs=…)`)."""
 
 

@@ -12,7 +12,7 @@ from tests.contract.schedules.acting import app_on
 from propolis import App
 from propolis.app.operate import declared_limits
 from propolis.app.operate.declared_limits import BY, sync
-from propolis.core.protocols import UNBOUNDED, Engine, Rates, Rule, RuleKind, Scope, task_key
+from propolis.core.protocols import UNBOUNDED, Engine, Rule, RuleKind, Scope, task_key
 from propolis.errors import BadSetting
 from propolis.strategies import Limit, limit
 from propolis.testing.engines.steps import put_some, take
@@ -123,13 +123,7 @@ async def test_where_there_are_many_limits_each_is_looked_up(
     assert [name for (_, name), _, _ in await stored(engine)] == ["a.0", "a.1", "a.2"]
 
 
-def keeps_rates(engine: Engine) -> None:
-    if not isinstance(engine, Rates):
-        pytest.skip(f"{type(engine).__name__} keeps no rates")
-
-
 async def test_a_task_that_makes_keys_is_limited_for_each_of_them(engine: Engine) -> None:
-    keeps_rates(engine)
     app = declaring(limit(1), key="tenant:{n}")
     await starts(engine, app)
     assert await stored(engine) == [(EACH_KEY, 1, "code")]
@@ -141,7 +135,6 @@ async def test_a_task_that_makes_keys_is_limited_for_each_of_them(engine: Engine
 
 
 async def test_a_rate_is_put_with_its_burst(engine: Engine) -> None:
-    keeps_rates(engine)
     await starts(engine, declaring(limit(rate="100/min", burst=20)))
     [rule] = await engine.rules()
     assert (rule.n, rule.every, rule.burst) == (UNBOUNDED, timedelta(seconds=0.6), 20)

@@ -17,7 +17,6 @@ from propolis.core.protocols import (
     MAX_PREFIXES,
     UNBOUNDED,
     Engine,
-    Rates,
     Rule,
     RuleKind,
     Scope,
@@ -29,12 +28,6 @@ from propolis.testing.clock import FakeClock
 from propolis.testing.engines.steps import put_one, put_some, take
 
 EACH_KEY = task_key(TASK, "*")
-
-
-@pytest.fixture(autouse=True)
-def _rates(request: pytest.FixtureRequest) -> None:
-    if "engine" in request.fixturenames and not isinstance(request.getfixturevalue("engine"), Rates):
-        pytest.skip("this engine keeps no rates")
 
 
 async def use_of(app: App, *args: Any, **place: Any) -> LimitUse:

@@ -135,7 +135,6 @@ class EngineMachine(RuleBasedStateMachine):
         self.batches: list[str] = []
         self.made = 0
         self.engine = make(self.clock)
-        self.keeps_rates = hasattr(self.engine, "tokens")  # a mutant has it from what it wraps
         self.runner = asyncio.Runner()
         self._run(self.engine.open())
 
@@ -285,7 +284,6 @@ class EngineMachine(RuleBasedStateMachine):
         if not keep:
             self._both("remove_rule", what.kind, what.scope, what.name)
 
-    @precondition(lambda self: self.keeps_rates)
     @rule(limits=st.lists(st.sampled_from(RATES), min_size=1, max_size=3), keep=st.booleans())
     def limit(self, limits: list[Rule], keep: bool) -> None:
         """Beside each other; and see what starts now, just before the next token comes, and then."""

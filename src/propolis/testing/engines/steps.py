@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -12,16 +12,12 @@ from propolis.core.batch import Batch, BatchStatus, callback_id
 from propolis.core.envelope import Envelope
 from propolis.core.ids import new_id
 from propolis.core.job import Dead, Done, JobInfo, Lease, Outcome
-from propolis.core.protocols import Counts, Engine, Filter, Note, Rates, Rule
+from propolis.core.protocols import Counts, Engine, Filter, Note, Rule
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines.samples import HOLDER, SPAN, a_job
 
 OpenEngine = Callable[[], Engine]
 Another = Callable[[], Awaitable[Engine]]
-
-
-class RatedEngine(Engine, Rates, Protocol):
-    """What the suite of `Rates` needs."""
 
 
 A_MOMENT = timedelta(milliseconds=1)

@@ -141,6 +141,12 @@ class OperatesContract(CancellingPromise, ReplayingPromise, DeletingPromise, Eng
 
 
 class EngineContract(
-    CoreContract, BatchesContract, RulesContract, LimitsContract, InspectsContract, OperatesContract
+    CoreContract,
+    BatchesContract,
+    RulesContract,
+    LimitsContract,
+    RatesContract,
+    InspectsContract,
+    OperatesContract,
 ):
     """All that an `Engine` promises.  Inherit from it and override `open_engine`."""

@@ -187,8 +187,7 @@ class BreakerWatch:
         """The rules first: whoever dies in between leaves a pause that ends by itself."""
         place, breaker, why = found.place, found.breaker, why_open(counted, found.breaker)
         if place.key is None and _limits_tasks(self._engine):
-            every = ONE_TRY_EVERY if isinstance(self._engine, Rates) else None
-            lasts = 2 * breaker.pause
+            every, lasts = _tries_every(self._engine), 2 * breaker.pause
             await self._set(Rule(RuleKind.LIMIT, *place.paused, 1, by=BY, why=why, lasts=lasts, every=every))
         await self._set(Rule(RuleKind.PAUSE, *place.paused, by=BY, why=why, lasts=breaker.pause))
         after = opened(counted, breaker, found.now)
@@ -254,6 +253,10 @@ def _found(place: BreakerPlace, tally: Tally, record: Record | None, now: dateti
     if until is not None and now >= until + tally.breaker.pause:  # nobody has tried: it is closed
         counted = None
     return Found(place, tally.breaker, record.version, counted, now)
+
+
+def _tries_every(engine: object) -> timedelta | None:
+    return ONE_TRY_EVERY if isinstance(engine, Rates) else None
 
 
 def _limits_tasks(engine: object) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from propolis.core.job import Done, Lease
-from propolis.core.protocols import MAX_PREFIXES, UNBOUNDED, Rule, RuleKind, Scope, Tokens, task_key
+from propolis.core.protocols import MAX_PREFIXES, UNBOUNDED, Engine, Rule, RuleKind, Scope, Tokens, task_key
 from propolis.errors import BadSetting
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines.promises.rating import EVERY, LONG, a_rate, started
@@ -16,7 +16,6 @@ from propolis.testing.engines.samples import HOLDER
 from propolis.testing.engines.steps import (
     HOUR,
     Another,
-    RatedEngine,
     bare,
     put_one,
     settle_one,
@@ -36,21 +35,21 @@ def for_each_key(n: int, task: str = "tests.echo") -> Rule:
     return Rule(RuleKind.LIMIT, Scope.TASK_KEY, task_key(task, "*"), n)
 
 
-async def put_keys(engine: RatedEngine, *keys: str | None, task: str = "tests.echo") -> list[str]:
+async def put_keys(engine: Engine, *keys: str | None, task: str = "tests.echo") -> list[str]:
     return [(await put_one(engine, key=key, task=task)).id for key in keys]
 
 
-async def lasting(engine: RatedEngine) -> list[Lease]:
+async def lasting(engine: Engine) -> list[Lease]:
     """All that may start now, which run for long."""
     return await take(engine, span=LONG)
 
 
-async def end(engine: RatedEngine, *leases: Lease) -> None:
+async def end(engine: Engine, *leases: Lease) -> None:
     assert await engine.settle([(lease, Done()) for lease in leases]) == []
 
 
 class MatchingPromise:
-    async def test_a_limit_on_a_prefix_holds_for_each_key_that_begins_so(self, engine: RatedEngine) -> None:
+    async def test_a_limit_on_a_prefix_holds_for_each_key_that_begins_so(self, engine: Engine) -> None:
         """T2, I2, L1."""
         await engine.add_rule(a_limit("tenant:*", 1))
         a, b, c, d, e, f = await put_keys(engine, "tenant:1", "tenant:1", "tenant:2", "tenant:", "ten", None)
@@ -66,7 +65,7 @@ class MatchingPromise:
         "others", [("50%_x", "50abx", "50%yx"), ("Ä:1", "ä:1", "A:1"), ("a[b", "ab", "a")]
     )
     async def test_a_prefix_is_compared_letter_by_letter(
-        self, engine: RatedEngine, others: tuple[str, str, str]
+        self, engine: Engine, others: tuple[str, str, str]
     ) -> None:
         """I2: nothing in it stands for anything else."""
         begins, *rest = others
@@ -77,16 +76,14 @@ class MatchingPromise:
 
         assert await started(engine) == [first, *free]
 
-    async def test_a_star_alone_holds_for_each_key_and_for_no_job_without_one(
-        self, engine: RatedEngine
-    ) -> None:
+    async def test_a_star_alone_holds_for_each_key_and_for_no_job_without_one(self, engine: Engine) -> None:
         """T2."""
         await engine.add_rule(a_limit("*", 1))
         a, _, c, _, e, f = await put_keys(engine, "x", "x", "y", "y", None, None)
 
         assert await started(engine) == [a, c, e, f]
 
-    async def test_a_key_that_ends_with_a_star_is_like_any_other(self, engine: RatedEngine) -> None:
+    async def test_a_key_that_ends_with_a_star_is_like_any_other(self, engine: Engine) -> None:
         """T2."""
         await engine.add_rule(a_limit("x*", 1))
         await engine.add_rule(a_limit("x**", 2))
@@ -100,7 +97,7 @@ class MatchingPromise:
 
     @pytest.mark.parametrize("backwards", [False, True])
     async def test_exactly_the_key_comes_before_the_longest_prefix_before_others(
-        self, engine: RatedEngine, *, backwards: bool
+        self, engine: Engine, *, backwards: bool
     ) -> None:
         """I2: whichever was set first, and whether it lets more or fewer start."""
         rules = [
@@ -117,9 +114,7 @@ class MatchingPromise:
         expected = [found["t:a:0"][:4], found["t:a:1"][:1], found["t:b"][:3], found["u"][:2]]
         assert await started(engine) == [job for jobs in expected for job in jobs]
 
-    async def test_a_limit_for_each_key_of_a_task_holds_where_there_is_no_other(
-        self, engine: RatedEngine
-    ) -> None:
+    async def test_a_limit_for_each_key_of_a_task_holds_where_there_is_no_other(self, engine: Engine) -> None:
         """T2, I2."""
         await engine.add_rule(for_each_key(1))
         await engine.add_rule(a_limit("big:*", 2))
@@ -130,9 +125,7 @@ class MatchingPromise:
 
         assert await started(engine) == [ids[n] for n in (0, 2, 3, 5, 6, 7, 8, 9)] + others
 
-    async def test_a_key_has_one_count_of_all_that_run_whichever_limit_holds(
-        self, engine: RatedEngine
-    ) -> None:
+    async def test_a_key_has_one_count_of_all_that_run_whichever_limit_holds(self, engine: Engine) -> None:
         """T2, I2: of jobs of other tasks too, and of those that started before."""
         [other] = await put_keys(engine, "x", task="tests.other")
         [running] = await lasting(engine)
@@ -147,7 +140,7 @@ class MatchingPromise:
         assert await started(engine) == [waits]
 
     async def test_jobs_of_one_key_whose_tasks_have_different_limits_go_as_theirs_allows(
-        self, engine: RatedEngine
+        self, engine: Engine
     ) -> None:
         """T2, L1: one that has no room stands in nobody's way."""
         await engine.add_rule(for_each_key(1, "tests.a"))
@@ -171,7 +164,7 @@ class MatchingPromise:
 
     @pytest.mark.parametrize("name", ["tenant:*", "*"])
     async def test_removing_a_limit_on_a_prefix_lets_all_go_in_their_old_order(
-        self, engine: RatedEngine, name: str
+        self, engine: Engine, name: str
     ) -> None:
         """T2, I15."""
         await engine.add_rule(a_limit(name, 1))
@@ -185,7 +178,7 @@ class MatchingPromise:
         assert await started(engine) == ids[3:]
 
     async def test_removing_a_limit_for_each_key_of_a_task_lets_all_go_in_their_old_order(
-        self, engine: RatedEngine
+        self, engine: Engine
     ) -> None:
         """T2, I15."""
         await engine.add_rule(for_each_key(1))
@@ -198,9 +191,7 @@ class MatchingPromise:
         assert await started(engine) == ids[3:]
 
     @pytest.mark.parametrize("rule", [a_limit("t:*", 1), for_each_key(1)], ids=lambda rule: rule.scope.value)
-    async def test_a_limit_for_many_keys_can_be_raised_and_lowered(
-        self, engine: RatedEngine, rule: Rule
-    ) -> None:
+    async def test_a_limit_for_many_keys_can_be_raised_and_lowered(self, engine: Engine, rule: Rule) -> None:
         """T2, I15: what runs already goes on, and counts."""
         await engine.add_rule(rule)
         ids = await put_keys(engine, *["t:1", "t:2"] * 4)
@@ -220,7 +211,7 @@ class MatchingPromise:
 
     @pytest.mark.parametrize("rule", [a_limit("t:*", 1), for_each_key(1)], ids=lambda rule: rule.scope.value)
     async def test_a_limit_for_many_keys_ends_at_its_time(
-        self, engine: RatedEngine, clock: FakeClock, rule: Rule
+        self, engine: Engine, clock: FakeClock, rule: Rule
     ) -> None:
         """T2, L1."""
         await engine.add_rule(Rule(rule.kind, rule.scope, rule.name, 1, lasts=HOUR))
@@ -232,9 +223,7 @@ class MatchingPromise:
         assert await engine.rules() == []
         assert await started(engine) == ids[2:]
 
-    async def test_where_a_limit_goes_the_next_in_order_holds(
-        self, engine: RatedEngine, clock: FakeClock
-    ) -> None:
+    async def test_where_a_limit_goes_the_next_in_order_holds(self, engine: Engine, clock: FakeClock) -> None:
         """T2, I2: with what runs, and what was set aside."""
         await engine.add_rule(for_each_key(4))
         await engine.add_rule(a_limit("t:*", 3))
@@ -256,7 +245,7 @@ class MatchingPromise:
         await engine.remove_rule(RuleKind.LIMIT, Scope.TASK_KEY, EACH_KEY)
         assert await started(engine) == ids[4:]
 
-    async def test_where_a_limit_comes_before_another_it_holds_at_once(self, engine: RatedEngine) -> None:
+    async def test_where_a_limit_comes_before_another_it_holds_at_once(self, engine: Engine) -> None:
         """T2, I2."""
         await engine.add_rule(for_each_key(1))
         ids = await put_keys(engine, *["t:a"] * 6)
@@ -275,7 +264,7 @@ class MatchingPromise:
         await end(engine, leases[3])
         assert await started(engine) == ids[4:5]
 
-    async def test_of_many_keys_each_goes_on_when_their_limit_is_removed(self, engine: RatedEngine) -> None:
+    async def test_of_many_keys_each_goes_on_when_their_limit_is_removed(self, engine: Engine) -> None:
         """L3, L5: bite by bite, with the leases and sweeps that follow; what has a limit of its own waits."""
         await engine.add_rule(a_limit("t:*", 1))
         await engine.add_rule(a_limit("t:7", 1))
@@ -291,7 +280,7 @@ class MatchingPromise:
             found += await started(engine)
         assert sorted(found) == sorted(job for job in ids[40:] if job not in (ids[47], ids[87]))
 
-    async def test_a_pause_of_a_key_and_a_limit_on_its_prefix_both_hold(self, engine: RatedEngine) -> None:
+    async def test_a_pause_of_a_key_and_a_limit_on_its_prefix_both_hold(self, engine: Engine) -> None:
         """T2, I2."""
         await engine.add_rule(a_limit("t:*", 1))
         await engine.add_rule(Rule(RuleKind.PAUSE, Scope.KEY, "t:1"))
@@ -309,7 +298,7 @@ class MatchingPromise:
         assert await started(engine) == [b]
 
     async def test_what_a_limit_on_a_prefix_keeps_back_can_be_cancelled_moved_and_dropped(
-        self, engine: RatedEngine, clock: FakeClock
+        self, engine: Engine, clock: FakeClock
     ) -> None:
         """T9, T14: and is counted before what comes after it."""
         await engine.add_rule(a_limit("t:*", 1))
@@ -331,7 +320,7 @@ class MatchingPromise:
         assert await started(engine) == []
 
     async def test_another_handle_obeys_a_limit_on_a_prefix_at_once(
-        self, engine: RatedEngine, another: Another
+        self, engine: Engine, another: Another
     ) -> None:
         """I2."""
         other = await another()
@@ -342,7 +331,7 @@ class MatchingPromise:
         await other.remove_rule(RuleKind.LIMIT, Scope.KEY, "t:*")
         assert await started(engine) == [ids[1]]
 
-    async def test_of_prefixes_there_are_so_many_at_most(self, engine: RatedEngine, clock: FakeClock) -> None:
+    async def test_of_prefixes_there_are_so_many_at_most(self, engine: Engine, clock: FakeClock) -> None:
         """L5: without those that are over, and replacing one is no new one."""
         for number in range(MAX_PREFIXES):
             await engine.add_rule(a_limit(f"t:{number}:*", 1, lasts=HOUR if number else None))
@@ -365,7 +354,7 @@ class MatchingPromise:
 
     @pytest.mark.parametrize("name", ["t:*", "*"])
     async def test_each_key_of_a_prefix_has_a_rate_of_its_own(
-        self, engine: RatedEngine, clock: FakeClock, name: str
+        self, engine: Engine, clock: FakeClock, name: str
     ) -> None:
         """T2, I2."""
         await engine.add_rule(a_rate(Scope.KEY, name, burst=2))
@@ -379,9 +368,7 @@ class MatchingPromise:
         clock.advance(EVERY)
         assert await started(engine) == ids[6:]
 
-    async def test_each_key_of_a_task_has_a_rate_of_its_own(
-        self, engine: RatedEngine, clock: FakeClock
-    ) -> None:
+    async def test_each_key_of_a_task_has_a_rate_of_its_own(self, engine: Engine, clock: FakeClock) -> None:
         """T2, I2."""
         await engine.add_rule(a_rate(Scope.TASK_KEY, EACH_KEY, n=2))
         ids = await put_keys(engine, *["t:1", "t:2"] * 3)
@@ -397,9 +384,7 @@ class MatchingPromise:
 
         assert [lease.id for lease in (one, two, *more)] == ids
 
-    async def test_a_key_has_one_bucket_whichever_limit_holds(
-        self, engine: RatedEngine, clock: FakeClock
-    ) -> None:
+    async def test_a_key_has_one_bucket_whichever_limit_holds(self, engine: Engine, clock: FakeClock) -> None:
         """T2, I2."""
         await engine.add_rule(a_rate(Scope.TASK_KEY, EACH_KEY))
         ids = await put_keys(engine, *["t:1"] * 4)
@@ -418,7 +403,7 @@ class MatchingPromise:
         assert await started(engine) == ids[2:3]
 
     async def test_tasks_with_different_rates_for_one_key_go_as_theirs_allows(
-        self, engine: RatedEngine, clock: FakeClock
+        self, engine: Engine, clock: FakeClock
     ) -> None:
         """T2, L1: what waits for longer stands in nobody's way."""
         await engine.add_rule(a_rate(Scope.TASK_KEY, task_key("tests.a", "*"), every=3 * EVERY))
@@ -436,7 +421,7 @@ class MatchingPromise:
         assert await started(engine) == [a2]
 
     async def test_a_rate_is_also_for_a_key_of_its_own_and_for_a_job_of_another_queue(
-        self, engine: RatedEngine, clock: FakeClock
+        self, engine: Engine, clock: FakeClock
     ) -> None:
         """T2: a bucket belongs to the key, wherever its jobs wait."""
         await engine.add_rule(Rule(RuleKind.LIMIT, Scope.KEY, "t:*", UNBOUNDED, every=EVERY))

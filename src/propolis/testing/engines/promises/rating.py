@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from propolis.core.job import Crashed, Dead, Done, Outcome, Released, Retried, Snoozed, State, Unknown
-from propolis.core.protocols import LIMIT_SCOPES, UNBOUNDED, Rule, RuleKind, Scope, Tokens
+from propolis.core.protocols import LIMIT_SCOPES, UNBOUNDED, Engine, Rule, RuleKind, Scope, Tokens
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines.promises.ruling import NAMES, a_ruled_job
 from propolis.testing.engines.samples import HOLDER, SPAN
 from propolis.testing.engines.steps import (
     A_MOMENT,
     HOUR,
-    RatedEngine,
     bare,
     info_of,
     put_one,
@@ -37,12 +36,12 @@ def a_rate(scope: Scope, name: str | None = None, *, n: int = UNBOUNDED, **field
     return Rule(RuleKind.LIMIT, scope, name or NAMES[scope], n, **fields)
 
 
-async def started(engine: RatedEngine, queue: str = "default") -> list[str]:
+async def started(engine: Engine, queue: str = "default") -> list[str]:
     """The ids of all that may start now, which run for long."""
     return [lease.id for lease in await take(engine, queue, span=LONG)]
 
 
-async def sweep_until_quiet(engine: RatedEngine) -> timedelta | None:
+async def sweep_until_quiet(engine: Engine) -> timedelta | None:
     """As somebody does who comes back as often as it is asked for; how long it may stay away then."""
     for _ in range(20):
         swept = await engine.sweep(by="sweeper-1")
@@ -53,7 +52,7 @@ async def sweep_until_quiet(engine: RatedEngine) -> timedelta | None:
 
 class RatingPromise:
     @every_limit
-    async def test_a_rate_is_shown_as_it_was_set(self, engine: RatedEngine, scope: Scope) -> None:
+    async def test_a_rate_is_shown_as_it_was_set(self, engine: Engine, scope: Scope) -> None:
         """I2."""
         rule = a_rate(scope, n=3, every=timedelta(microseconds=333_334), burst=20)
         await engine.add_rule(a_rate(scope))
@@ -66,7 +65,7 @@ class RatingPromise:
 
     @every_limit
     async def test_a_rate_lets_one_start_each_so_often(
-        self, engine: RatedEngine, clock: FakeClock, scope: Scope
+        self, engine: Engine, clock: FakeClock, scope: Scope
     ) -> None:
         """T2, I2: also where those that started still run, and not a moment early."""
         ids = [await a_ruled_job(engine) for _ in range(3)]
@@ -82,7 +81,7 @@ class RatingPromise:
 
     @every_limit
     async def test_an_end_of_a_run_gives_no_token_back(
-        self, engine: RatedEngine, clock: FakeClock, scope: Scope
+        self, engine: Engine, clock: FakeClock, scope: Scope
     ) -> None:
         """T2, T4."""
         ids = [await a_ruled_job(engine) for _ in range(2)]
@@ -95,7 +94,7 @@ class RatingPromise:
 
     @every_limit
     async def test_so_many_starts_are_saved_up_and_no_more(
-        self, engine: RatedEngine, clock: FakeClock, scope: Scope
+        self, engine: Engine, clock: FakeClock, scope: Scope
     ) -> None:
         """T2, I2."""
         ids = [await a_ruled_job(engine) for _ in range(9)]
@@ -111,7 +110,7 @@ class RatingPromise:
         assert await started(engine) == []
 
     @every_limit
-    async def test_starts_of_several_leases_share_one_burst(self, engine: RatedEngine, scope: Scope) -> None:
+    async def test_starts_of_several_leases_share_one_burst(self, engine: Engine, scope: Scope) -> None:
         """T2: also of several queues, where the limit is not that of one."""
         await engine.add_rule(a_rate(scope, burst=3))
         ids = [await a_ruled_job(engine) for _ in range(5)]
@@ -125,7 +124,7 @@ class RatingPromise:
 
     @every_limit
     async def test_in_no_window_of_time_start_more_than_burst_and_rate_allow(
-        self, engine: RatedEngine, clock: FakeClock, scope: Scope
+        self, engine: Engine, clock: FakeClock, scope: Scope
     ) -> None:
         """I2: and none is later than it could be, where somebody always asks."""
         burst, steps = 4, [0.3, 0.9, 0.1, 2.5, 0.7, 6.0, 0.2, 0.2, 1.1, 0.5]
@@ -146,9 +145,7 @@ class RatingPromise:
             for last, end in enumerate(starts[first:], 1):
                 assert last <= burst + (end - begin) // EVERY
 
-    async def test_a_job_starts_when_number_and_rate_allow_it(
-        self, engine: RatedEngine, clock: FakeClock
-    ) -> None:
+    async def test_a_job_starts_when_number_and_rate_allow_it(self, engine: Engine, clock: FakeClock) -> None:
         """T2, I2."""
         ids = [await a_ruled_job(engine) for _ in range(4)]
         await engine.add_rule(a_rate(Scope.KEY, n=1, burst=2))
@@ -168,7 +165,7 @@ class RatingPromise:
         clock.advance(EVERY)
         assert await started(engine) == ids[3:]
 
-    async def test_a_start_takes_a_token_of_each_limit_that_holds_for_it(self, engine: RatedEngine) -> None:
+    async def test_a_start_takes_a_token_of_each_limit_that_holds_for_it(self, engine: Engine) -> None:
         """T2: and what one of them keeps back takes none of the others."""
         await engine.add_rule(a_rate(Scope.QUEUE, burst=4))
         await engine.add_rule(a_rate(Scope.TASK, burst=3))
@@ -179,7 +176,7 @@ class RatingPromise:
         assert await started(engine) == [x.id, y.id, z.id, other.id]
 
     async def test_what_finds_no_token_keeps_its_place_and_stands_in_nobodys_way(
-        self, engine: RatedEngine, clock: FakeClock
+        self, engine: Engine, clock: FakeClock
     ) -> None:
         """T2, I15, L1."""
         await engine.add_rule(a_rate(Scope.KEY, "x"))
@@ -193,9 +190,7 @@ class RatingPromise:
         await engine.remove_rule(RuleKind.LIMIT, Scope.KEY, "x")
         assert await started(engine) == [c.id]
 
-    async def test_many_jobs_without_a_token_do_not_hide_one_that_needs_none(
-        self, engine: RatedEngine
-    ) -> None:
+    async def test_many_jobs_without_a_token_do_not_hide_one_that_needs_none(self, engine: Engine) -> None:
         """T2, L1."""
         [first, *_] = await put_some(engine, 250, key="x")
         await engine.add_rule(a_rate(Scope.KEY, "x"))
@@ -204,7 +199,7 @@ class RatingPromise:
         assert [lease.id for lease in await take(engine, limit=2)] == [first, good.id]
 
     async def test_those_that_wait_for_a_token_can_be_cancelled_and_put_off(
-        self, engine: RatedEngine, clock: FakeClock
+        self, engine: Engine, clock: FakeClock
     ) -> None:
         """T9, L1: the token is for the next one."""
         await engine.add_rule(a_rate(Scope.KEY))
@@ -220,7 +215,7 @@ class RatingPromise:
         assert await started(engine) == ids[4:5]
 
     async def test_what_expires_while_it_waits_for_a_token_takes_none(
-        self, engine: RatedEngine, clock: FakeClock
+        self, engine: Engine, clock: FakeClock
     ) -> None:
         """T11."""
         await engine.add_rule(a_rate(Scope.KEY))
@@ -234,7 +229,7 @@ class RatingPromise:
         await engine.sweep()
         assert (await info_of(engine, brief.id)).reason == "expired"
 
-    async def test_parked_jobs_take_tokens_as_well(self, engine: RatedEngine, clock: FakeClock) -> None:
+    async def test_parked_jobs_take_tokens_as_well(self, engine: Engine, clock: FakeClock) -> None:
         """T12b, T2."""
         ids = [await a_ruled_job(engine) for _ in range(2)]
         await engine.settle([(lease, Unknown()) for lease in await take(engine)])
@@ -255,7 +250,7 @@ class RatingPromise:
     @every_limit
     @pytest.mark.parametrize("outcome", [Released(), Snoozed(HOUR), Snoozed(HOUR, asked=True), Unknown()])
     async def test_what_did_not_really_run_gives_its_token_back(
-        self, engine: RatedEngine, scope: Scope, outcome: Outcome
+        self, engine: Engine, scope: Scope, outcome: Outcome
     ) -> None:
         """T7, T12b."""
         ids = [await a_ruled_job(engine) for _ in range(3)]
@@ -272,7 +267,7 @@ class RatingPromise:
         "outcome", [Retried(), Retried(HOUR), Done(), Dead(), Crashed(), Crashed(blameless=True)], ids=repr
     )
     async def test_what_ran_gives_no_token_back(
-        self, engine: RatedEngine, clock: FakeClock, outcome: Outcome
+        self, engine: Engine, clock: FakeClock, outcome: Outcome
     ) -> None:
         """T4, T5, T6, T8b."""
         [await a_ruled_job(engine) for _ in range(2)]
@@ -284,7 +279,7 @@ class RatingPromise:
         clock.advance(EVERY)
         assert len(await started(engine)) == 1
 
-    async def test_a_lost_lease_gives_no_token_back(self, engine: RatedEngine, clock: FakeClock) -> None:
+    async def test_a_lost_lease_gives_no_token_back(self, engine: Engine, clock: FakeClock) -> None:
         """T8."""
         ids = [await a_ruled_job(engine) for _ in range(2)]
         await engine.add_rule(a_rate(Scope.KEY))
@@ -296,7 +291,7 @@ class RatingPromise:
         clock.advance(EVERY - SPAN)
         assert await started(engine) == ids[:1]
 
-    async def test_what_is_cancelled_as_it_is_released_gives_no_token_back(self, engine: RatedEngine) -> None:
+    async def test_what_is_cancelled_as_it_is_released_gives_no_token_back(self, engine: Engine) -> None:
         """T7, T10: it counts as it ran."""
         first, _ = [await a_ruled_job(engine) for _ in range(2)]
         await engine.add_rule(a_rate(Scope.KEY))
@@ -310,7 +305,7 @@ class RatingPromise:
 
     @every_limit
     async def test_tokens_that_are_given_back_are_never_more_than_the_burst(
-        self, engine: RatedEngine, clock: FakeClock, scope: Scope
+        self, engine: Engine, clock: FakeClock, scope: Scope
     ) -> None:
         """T7."""
         for _ in range(5):
@@ -324,7 +319,7 @@ class RatingPromise:
 
         assert len(await started(engine)) == 2
 
-    async def test_a_late_settle_gives_no_token_back(self, engine: RatedEngine, clock: FakeClock) -> None:
+    async def test_a_late_settle_gives_no_token_back(self, engine: Engine, clock: FakeClock) -> None:
         """I5."""
         await a_ruled_job(engine)
         await engine.add_rule(a_rate(Scope.KEY))
@@ -339,7 +334,7 @@ class RatingPromise:
 
     @every_limit
     async def test_a_limit_that_is_replaced_or_set_again_finds_its_tokens_taken(
-        self, engine: RatedEngine, clock: FakeClock, scope: Scope
+        self, engine: Engine, clock: FakeClock, scope: Scope
     ) -> None:
         """T2, I2."""
         ids = [await a_ruled_job(engine) for _ in range(4)]
@@ -358,9 +353,7 @@ class RatingPromise:
         assert await started(engine) == ids[2:]
 
     @every_limit
-    async def test_a_quicker_rate_holds_at_once(
-        self, engine: RatedEngine, clock: FakeClock, scope: Scope
-    ) -> None:
+    async def test_a_quicker_rate_holds_at_once(self, engine: Engine, clock: FakeClock, scope: Scope) -> None:
         """L1: nobody waits as long as the slow one would have let him."""
         ids = [await a_ruled_job(engine) for _ in range(3)]
         await engine.add_rule(a_rate(scope, every=100 * HOUR))
@@ -374,7 +367,7 @@ class RatingPromise:
             assert await started(engine) == [job]
 
     @every_limit
-    async def test_a_greater_burst_holds_at_once(self, engine: RatedEngine, scope: Scope) -> None:
+    async def test_a_greater_burst_holds_at_once(self, engine: Engine, scope: Scope) -> None:
         """L1."""
         ids = [await a_ruled_job(engine) for _ in range(4)]
         await engine.add_rule(a_rate(scope))
@@ -385,7 +378,7 @@ class RatingPromise:
         assert await started(engine) == ids[1:3]
 
     @every_limit
-    async def test_a_rate_ends_at_its_time(self, engine: RatedEngine, clock: FakeClock, scope: Scope) -> None:
+    async def test_a_rate_ends_at_its_time(self, engine: Engine, clock: FakeClock, scope: Scope) -> None:
         """T2, L1."""
         ids = [await a_ruled_job(engine) for _ in range(3)]
         await engine.add_rule(a_rate(scope, every=50 * HOUR, lasts=HOUR))
@@ -398,7 +391,7 @@ class RatingPromise:
 
     @every_limit
     async def test_a_sweep_tells_when_the_next_token_comes(
-        self, engine: RatedEngine, clock: FakeClock, scope: Scope
+        self, engine: Engine, clock: FakeClock, scope: Scope
     ) -> None:
         """L1."""
         ids = [await a_ruled_job(engine) for _ in range(4)]
@@ -417,7 +410,7 @@ class RatingPromise:
 
     @every_limit
     async def test_a_clock_that_goes_back_keeps_nothing_from_its_token(
-        self, engine: RatedEngine, clock: FakeClock, scope: Scope
+        self, engine: Engine, clock: FakeClock, scope: Scope
     ) -> None:
         """L2: nor lets more start."""
         ids = [await a_ruled_job(engine) for _ in range(4)]
@@ -439,7 +432,7 @@ class RatingPromise:
 
     @every_limit
     async def test_a_look_shows_the_tokens_that_are_left(
-        self, engine: RatedEngine, clock: FakeClock, scope: Scope
+        self, engine: Engine, clock: FakeClock, scope: Scope
     ) -> None:
         rule = a_rate(scope, burst=2)
         await engine.add_rule(rule)
