@@ -148,3 +148,32 @@ async def test_a_run_that_ends_in_an_open_transaction_holds_up_nobody(
             assert await take(engine, 9) == []  # it runs as long as nothing is committed
             await engine.put([a_job(key="t:2")])
             assert len(await take(engine, 9)) == 1
+
+
+async def test_what_is_told_to_open_is_forgotten_where_nothing_is_held(
+    engine: PostgresEngine, connection: asyncpg.Connection, schema: str
+) -> None:
+    """L5: a limit that nobody reaches leaves no row for each run that ends."""
+    await engine.add_rule(a_limit(Scope.KEY, "t:*", 1000))
+    for _ in range(3):
+        await engine.put([a_job(key=KEYS[n % 3]) for n in range(6)])
+        await engine.settle([(lease, Done()) for lease in await take(engine, 6)])
+    assert await take(engine, 1) == []
+
+    assert await connection.fetchval(f"SELECT count(*) FROM {schema}.opening") == 0
+
+
+async def test_what_is_told_to_open_is_forgotten_where_nobody_leases_any_more(
+    postgres_url: str, connection: asyncpg.Connection, schema: str
+) -> None:
+    """L5."""
+    clock = FakeClock()
+    engine = await PostgresEngine(postgres_url, schema=schema, clock=clock).open()
+    await engine.add_rule(a_limit(Scope.KEY, "t:*", 1000))
+    await engine.put([a_job(key=key) for key in KEYS])
+    await engine.settle([(lease, Done()) for lease in await take(engine, 3)])
+    clock.advance(timedelta(minutes=2))
+    await engine.sweep()
+    await engine.close()
+
+    assert await connection.fetchval(f"SELECT count(*) FROM {schema}.opening") == 0

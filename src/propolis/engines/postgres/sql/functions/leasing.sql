@@ -452,6 +452,8 @@ BEGIN
             freed := unhold(t, of_queue, want, 0);
             let_go := freed.ids;
             enough := freed.enough;
+        ELSIF ruled THEN
+            PERFORM forget_openings(t, of_queue, bite());
         END IF;
         singly := let_go <> '{}';
     END IF;

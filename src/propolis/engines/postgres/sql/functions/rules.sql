@@ -305,6 +305,29 @@ BEGIN
     END IF;
 END $$;
 
+-- Forget a bite of what has opened in a queue, if nothing is held there: runs end also where no limit is reached.  One statement,
+-- since whoever sets the first job of a group aside opens it in the same step.
+CREATE FUNCTION forget_openings(t terms, of_queue text, most integer) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM opening WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM opening WHERE queue = of_queue AND at_us <= t.now_us
+           AND NOT EXISTS (SELECT FROM held WHERE queue = of_queue AND hold_scope < 'parked')
+           AND NOT EXISTS (SELECT FROM held WHERE queue = of_queue AND hold_scope > 'parked')
+         ORDER BY at_us LIMIT most FOR UPDATE SKIP LOCKED));
+END $$;
+
+-- The same in a bite of the queues that have some, as nobody may lease from them any more; part of a sweep.
+CREATE FUNCTION forget_all_openings(t terms, most integer) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    of_queue text := '';
+BEGIN
+    FOR n IN 1..most LOOP
+        SELECT o.queue INTO of_queue FROM opening AS o WHERE o.queue > of_queue ORDER BY o.queue LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        PERFORM forget_openings(t, of_queue, most);
+    END LOOP;
+END $$;
+
 -- Is something held in this group?  It is found by its place, whatever the statistics say.
 CREATE FUNCTION is_held(of_queue text, of_scope text, of_name text) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN

@@ -148,7 +148,8 @@ END $$;
 -- statistics say, what is due is found by its time.)
 CREATE FUNCTION to_sweep(
     t terms, dead_max bigint, OUT due boolean, OUT ending boolean, OUT counts boolean, OUT removing boolean, OUT old_jobs boolean,
-    OUT old_records boolean, OUT old_names boolean, OUT unannounced boolean, OUT rules_over boolean, OUT full_buckets boolean
+    OUT old_records boolean, OUT old_names boolean, OUT unannounced boolean, OUT rules_over boolean, OUT full_buckets boolean,
+    OUT old_openings boolean
 ) LANGUAGE plpgsql STABLE AS $$
 BEGIN
     SELECT coalesce((SELECT true FROM scheduled WHERE due_us <= t.now_us ORDER BY due_us LIMIT 1), false),
@@ -163,8 +164,10 @@ BEGIN
                OR EXISTS (SELECT FROM feed WHERE expires_hour <= t.now_us / 3600000000 AND expires_us <= t.now_us),
            EXISTS (SELECT FROM known WHERE until_us <= t.now_us) OR EXISTS (SELECT FROM token WHERE until_us <= t.now_us),
            EXISTS (SELECT FROM unannounced), EXISTS (SELECT FROM rule WHERE until_us <= t.now_us),
-           EXISTS (SELECT FROM bucket WHERE full_minute < t.now_us / 60000000)
-      INTO due, ending, counts, removing, old_jobs, old_records, old_names, unannounced, rules_over, full_buckets;
+           EXISTS (SELECT FROM bucket WHERE full_minute < t.now_us / 60000000),
+           EXISTS (SELECT FROM opening WHERE at_us < t.now_us - 60000000)
+      INTO due, ending, counts, removing, old_jobs, old_records, old_names, unannounced, rules_over, full_buckets,
+           old_openings;
     counts := counts OR ending;
     old_jobs := old_jobs OR (counts AND dead_max IS NOT NULL);  -- there may be too many dead ones once they are added up
 END $$;
@@ -295,6 +298,13 @@ BEGIN
             PERFORM forget_buckets(t, most);
         EXCEPTION WHEN OTHERS THEN
             PERFORM part_failed('forget buckets', sqlerrm);
+        END;
+    END IF;
+    IF todo.old_openings THEN
+        BEGIN
+            PERFORM forget_all_openings(t, most);
+        EXCEPTION WHEN OTHERS THEN
+            PERFORM part_failed('forget openings', sqlerrm);
         END;
     END IF;
     IF todo.unannounced THEN
