@@ -10,7 +10,7 @@ import pytest
 from tests.contract.schedules.acting import app_on
 
 from propolis import App
-from propolis.app.operate import declared_limits
+from propolis.app.operate import breakers, declared_limits
 from propolis.app.operate.declared_limits import BY, sync
 from propolis.core.protocols import UNBOUNDED, Engine, Rule, RuleKind, Scope, task_key
 from propolis.errors import BadSetting
@@ -96,6 +96,16 @@ async def test_what_is_put_at_run_time_stands_above_the_code(engine: Engine) -> 
     await app.limits.aremove(task=TASK)
     await starts(engine, declaring(limit(4)))  # and comes back when nobody has put another one
     assert await stored(engine) == [(WHOLE, 4, "code")]
+
+
+async def test_an_open_breaker_does_not_keep_a_limit_away(engine: Engine) -> None:
+    """When it closes it removes its own limit, and then there would be none until another worker starts."""
+    lasts = timedelta(minutes=1)
+    await engine.add_rule(Rule(RuleKind.LIMIT, *WHOLE, 1, by=breakers.BY, lasts=lasts))
+    await starts(engine, declaring(None))
+    assert await stored(engine) == [(WHOLE, 1, "breaker")]
+    await starts(engine, declaring(limit(2)))
+    assert await stored(engine) == [(WHOLE, 2, "code")]
 
 
 async def test_a_limit_that_the_code_declares_no_more_is_removed(engine: Engine) -> None:

@@ -22,6 +22,7 @@ from propolis.core.records import Record
 from propolis.errors import BadSetting
 
 KIND = "breaker"
+BY = "breaker"  # who sets its rules
 PARTS = 10  # of the time in which runs are counted: each is forgotten as a whole
 MAX_RUNS = 1_000_000
 SHORTEST, LONGEST = timedelta(seconds=1), timedelta(hours=1)

@@ -1,6 +1,7 @@
 """Limits as code declares them, `@app.task(limit=limit(3, rate="100/min"))`, and how engines get them.
 
-A worker that starts brings them to its engine.  What somebody has put at run time stands above them.
+A worker that starts brings them to its engine.  What somebody has put at run time stands above them; but not
+what a breaker has, which would leave nothing behind as it closes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from propolis.app.operate import breakers
 from propolis.app.operate.limits import checked_terms
 from propolis.app.operate.rules import rule_at
 from propolis.core.protocols import (
@@ -91,12 +93,12 @@ async def sync(engine: Core, tasks: Iterable[HasLimit]) -> None:
 
 
 async def _bring(engine: Limits, place: tuple[Scope, str], old: Rule | None, wanted: Rule | None) -> None:
-    if old is not None and old.by != BY:
+    if old is not None and old.by not in (BY, breakers.BY):
         return
     if wanted is not None and (wanted.scope, wanted.name) == place:
-        if old is None or _terms(old) != _terms(wanted):
+        if old is None or old.by != BY or _terms(old) != _terms(wanted):
             await engine.add_rule(wanted)
-    elif old is not None:
+    elif old is not None and old.by == BY:
         await engine.remove_rule(RuleKind.LIMIT, *place)
 
 

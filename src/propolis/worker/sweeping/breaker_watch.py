@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from propolis.app.context import Job
 from propolis.app.operate.breakers import (
+    BY,
     KIND,
     Breaker,
     BreakerChange,
@@ -43,7 +44,6 @@ from propolis.worker.settings import Monotonic
 
 log = logging.getLogger("propolis.worker")
 
-BY = "breaker"  # who sets its rules
 MAX_PLACES = 1000  # whose runs are counted at once, and which one call reads
 AT_MOST_EVERY = 1.0  # seconds between two looks at one of them
 
