@@ -11,7 +11,7 @@ from tests.contract.schedules.acting import Make
 
 from propolis import App
 from propolis.app.context import Job
-from propolis.app.operate.breakers import KIND, BreakerChange, read_counted
+from propolis.app.operate.breakers import KIND, BreakerChange, BreakerPlace, read_counted
 from propolis.contract import Records
 from propolis.core.envelope import Envelope
 from propolis.core.job import Dead, Done, Error, Outcome, Retried, Snoozed
@@ -280,6 +280,31 @@ async def test_a_record_that_cannot_be_read_is_written_anew(fleet: Fleet) -> Non
     records = piece_of(fleet.engine, Records)
     await records.swap([Swap(changes=(Change(kind=KIND, name=TASK, value=b"{", expected=0),))])
     await opened(fleet)
+
+
+async def test_a_record_that_cannot_be_written_keeps_no_other_breaker_closed(
+    engine: Engine, clock: FakeClock
+) -> None:
+    """L7."""
+
+    class Damaged:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(engine, name)
+
+        async def swap(self, swaps: Sequence[Swap], *, token: str | None = None) -> Any:
+            if swaps[0].changes[0].name == bad:
+                raise ConnectionError
+            return await piece_of(engine, Records).swap(swaps, token=token)
+
+        async def records(self, kind: str, **asked: Any) -> Any:
+            return await piece_of(engine, Records).records(kind, **asked)
+
+    fleet, bad = Fleet(engine, clock, per="key"), BreakerPlace(TASK, "tenant:1").record
+    fleet.watches = [fleet.watch(Damaged())]
+    for key in ("tenant:1", "tenant:2"):
+        fleet.ends(0, *[FAILED] * 4, key=key)
+    await fleet.beat(20)
+    assert [change.key for change in fleet.changes] == ["tenant:2"]
 
 
 async def test_an_engine_that_does_not_answer_loses_no_runs(fleet: Fleet, make: Make) -> None:
