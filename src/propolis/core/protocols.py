@@ -495,7 +495,8 @@ class Rates(Limits, Protocol):
     async def tokens(self, rule: Rule, name: str) -> Tokens:
         """What is left of the rate of a limit: for the queue, the task or the key of this name.
 
-        It holds for that name, which is a key where the limit is for each key.
+        It holds for that name, which is a key where the limit is for each key.  `BadSetting` for a limit
+        that has no rate.
         """
         ...
 

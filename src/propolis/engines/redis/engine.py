@@ -128,7 +128,7 @@ from propolis.core.batch import Batch, BatchStatus
 from propolis.core.clock import Clock, from_us, moment, span_until, span_us, to_us
 from propolis.core.envelope import Envelope, is_plain
 from propolis.core.job import JobInfo, Lease, Member, Outcome
-from propolis.core.limits import Rate, rate_of, too_many_prefixes
+from propolis.core.limits import rate_in, too_many_prefixes
 from propolis.core.protocols import (
     COUNTED,
     LIMIT_SCOPES,
@@ -602,9 +602,7 @@ class RedisEngine(FromExchange, RedisFeeds):
         return [rule_from(*flat[row : row + 4]) for row in range(0, len(flat), 4)]
 
     async def tokens(self, rule: Rule, name: str) -> Tokens:
-        """Of a limit that is no rate, what a start each microsecond would allow."""
-        rate = rate_of(rule) or Rate(1, 1)
-        scope = Scope.KEY if rule.scope is Scope.TASK_KEY else rule.scope
+        rate, scope = rate_in(rule), Scope.KEY if rule.scope is Scope.TASK_KEY else rule.scope
         full = await self._link.command("ZSCORE", f"{self._prefix}buckets", f"{scope}:{name}", reads=True)
         return rate.tokens(int(float(full or 0)), to_us(await self.now()))
 

@@ -9,6 +9,7 @@ import pytest
 
 from propolis.core.job import Crashed, Dead, Done, Outcome, Released, Retried, Snoozed, State, Unknown
 from propolis.core.protocols import LIMIT_SCOPES, UNBOUNDED, Engine, Rule, RuleKind, Scope, Tokens
+from propolis.errors import BadSetting
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines.promises.ruling import NAMES, a_ruled_job
 from propolis.testing.engines.samples import HOLDER, SPAN
@@ -62,6 +63,8 @@ class RatingPromise:
         plain = Rule(RuleKind.LIMIT, scope, NAMES[scope], 1)
         assert await engine.add_rule(plain) is False
         assert bare(await engine.rules()) == [plain]
+        with pytest.raises(BadSetting, match="has no rate"):
+            await engine.tokens(plain, NAMES[scope])
 
     @every_limit
     async def test_a_rate_lets_one_start_each_so_often(
