@@ -238,6 +238,32 @@ async def test_a_limit_elsewhere_costs_plain_jobs_nothing(desk: Desk) -> None:
     assert await desk.sql("SELECT count(*) FROM propolis.running") == 0
 
 
+async def test_tasks_with_limits_for_each_key_that_hold_nothing_are_asked_once(desk: Desk) -> None:
+    """L5: and not for each key that has opened."""
+    await desk.engine.add_rule(Rule(RuleKind.LIMIT, Scope.KEY, "k", 1))
+    await desk.engine.put([a_job(queue="q", key="k") for _ in range(2)])
+    assert len(await desk.take(1)) == 1
+    assert await desk.take(1) == []
+
+    async def take(n: int) -> int:
+        """Beside so many such tasks, where 50 other keys have opened."""
+        await desk.sql(
+            "INSERT INTO propolis.rule (kind, scope, name, n, set_by, why, set_us)"
+            " SELECT 'limit', 'task_key', 'task' || i || ' *', 1, '', '', 0"
+            f" FROM generate_series(1, {n}) AS i ON CONFLICT DO NOTHING"
+        )
+        await desk.sql(
+            "INSERT INTO propolis.opening (queue, scope, name, at_us)"
+            " SELECT 'q', 'key', 'other' || i, 0 FROM generate_series(1, 50) AS i"
+        )
+        assert await desk.take(100) == []
+        return desk.pages
+
+    await take(1)
+    few = await take(1)
+    assert await take(51) - few < 50 * 10  # and not 50 times 50
+
+
 async def test_a_sweep_does_not_read_all_that_runs(desk: Desk) -> None:
     """L5: with leases that end later."""
     await grown(desk, partial(desk.engine.sweep, by="one"), partial(fill_running, desk))

@@ -335,6 +335,15 @@ BEGIN
     RETURN FOUND;
 END $$;
 
+-- The tasks of a queue, each with a space behind it, of which a limit for each key may keep something back: of many there is mostly
+-- nothing held, and so nobody has to ask for each of their keys.
+CREATE FUNCTION tasks_held(of_queue text) RETURNS text[] LANGUAGE sql STABLE AS $$
+    SELECT ARRAY(
+        SELECT left(r.name, -1) FROM (SELECT name FROM rule WHERE kind = 'limit' AND scope = 'task_key' LIMIT bite()) AS r
+         WHERE (SELECT true FROM held AS h WHERE h.queue = of_queue AND h.hold_scope = 'task_key'
+                   AND h.hold_name >= left(r.name, -1) AND h.hold_name < left(r.name, -2) || '!' ORDER BY h.hold_name LIMIT 1))
+$$;
+
 -- The groups of a queue that something may leave, as far as anybody knows: some of those that have opened, those of tasks, and a few
 -- of all others, as nobody says so where a rule ends, or a limit on a key counts jobs of several queues.
 CREATE FUNCTION lines_open(t terms, of_queue text, most integer, OUT scopes text[], OUT names text[]) LANGUAGE plpgsql AS $$
@@ -351,8 +360,8 @@ BEGIN
           INTO scopes, names, place FROM gone;
         SELECT array_agg(g.scope || ' ' || g.name) INTO names FROM (
             SELECT o.scope, o.name FROM unnest(scopes, names) AS o (scope, name) UNION ALL
-            SELECT 'task_key', left(r.name, -1) || o.name FROM unnest(scopes, names) AS o (scope, name), (
-                   SELECT name FROM rule WHERE kind = 'limit' AND scope = 'task_key' LIMIT bite()) AS r WHERE o.scope = 'key') AS g (scope, name)
+            SELECT 'task_key', k.task || o.name FROM unnest(scopes, names) AS o (scope, name), unnest(tasks_held(of_queue)) AS k (task)
+             WHERE o.scope = 'key') AS g (scope, name)
          WHERE is_held(of_queue, g.scope, g.name);
         IF place IS NOT NULL THEN
             walked := ARRAY(SELECT l.scope || ' ' || l.name
