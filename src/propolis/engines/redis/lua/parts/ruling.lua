@@ -306,7 +306,7 @@ local function new_ruling()
 
     -- Some groups that may have room, where there are more than one call looks at: those that are known to, of which some
     -- have a token since a moment ago, and a few by chance, or a bite of them if most of these have room.
-    local FEW, GROUPS = 20, 500
+    local FEW = 20
 
     function ruling.some_groups(queue, want)
         local holds, freed = of_queue(queue, 'holds'), of_queue(queue, 'freed')

@@ -501,7 +501,7 @@ local function sources_of(queue, want)
     end
     local holds = of_queue(queue, 'holds')
     local n = redis.call('SCARD', holds)
-    sources.many = n > BITE
+    sources.many = n > GROUPS
     local groups = {}
     if sources.many then
         ruling = ruling or new_ruling()
