@@ -196,7 +196,7 @@ class BreakerWatch:
         if not await self._swap(found, after, 2 * breaker.pause):
             return False
         log.error("the breaker of %s is open for %s: %s", place, breaker.pause, why)
-        await self._tell(
+        await self._call_hooks(
             BreakerChange(
                 *place, BreakerState.OPEN, failed=counted.failed, runs=counted.runs, until=after.open_until
             )
@@ -210,7 +210,7 @@ class BreakerWatch:
         if not await self._swap(found, None, None):
             return False
         log.warning("the breaker of %s is closed: what tried again has succeeded", found.place)
-        await self._tell(BreakerChange(*found.place, BreakerState.CLOSED))
+        await self._call_hooks(BreakerChange(*found.place, BreakerState.CLOSED))
         return True
 
     async def _set(self, rule: Rule) -> None:
@@ -227,7 +227,7 @@ class BreakerWatch:
         there = await rule_at(self._engine, kind, scope, name)
         return there is not None and there.by == BY
 
-    async def _tell(self, change: BreakerChange) -> None:
+    async def _call_hooks(self, change: BreakerChange) -> None:
         for hook in self._hooks:
             try:
                 async with asyncio.timeout(HOOK_WITHIN):
