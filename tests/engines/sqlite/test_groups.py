@@ -231,3 +231,19 @@ async def test_what_older_code_has_set_aside_goes(tmp_path: Path, monkeypatch: p
 
     assert [lease.id for lease in leases] == ["j1", "j2"]
     assert execute(path, "SELECT * FROM propolis_busy") == []
+
+
+async def test_a_token_wakes_nobody_while_its_queue_is_paused(engine: SQLiteEngine, clock: FakeClock) -> None:
+    """Whoever waited looked, found nothing, and waited again, at once and until somebody swept."""
+    await engine.add_rule(Rule(*EACH_KEY, UNBOUNDED, every=timedelta(seconds=1)))
+    await engine.put([a_job(key="k1") for _ in range(2)])
+    assert len(await take(engine)) == 1
+    pause = (RuleKind.PAUSE, Scope.QUEUE, "default")
+    await engine.add_rule(Rule(*pause))
+    clock.advance("2s")
+
+    assert await take(engine) == []
+    assert await engine.wait(["default"], 0.01) is False
+    await engine.remove_rule(*pause)
+    assert await engine.wait(["default"], 60) is True
+    assert len(await take(engine)) == 1

@@ -349,22 +349,29 @@ class SQLiteEngine(FromExchange, FeedVerbs):
                     self._watches.vain += 1
                 return changed
 
-            left = self._token_in(queues, timeout)
+            tokens_in = self._tokens_in(queues)
+            if min(tokens_in, default=1) <= 0 and self._anything(wants):  # and not while a queue is paused
+                return True
+            left = min([timeout, *(seconds for seconds in tokens_in if seconds > 0)])
             with self._watches.calling(check), suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await event.wait()
             return event.is_set() or left < timeout
 
-    def _token_in(self, queues: Sequence[str], timeout: float) -> float:
-        """How many seconds until there is a token for something that was set aside; at most `timeout`.
+    def _tokens_in(self, queues: Sequence[str]) -> list[float]:
+        """In how many seconds there are tokens for what was set aside.
 
         Of very many the first are read: whoever waits for others of them looks again when these have theirs.
         """
         groups: list[tuple[str, int]] = []
         with suppress(EngineClosed):  # whoever waits finds out by looking
             groups = self._file.peek(next_groups) or []
-        due = [us for n, (queue, us) in enumerate(groups, 1) if queue in queues or n == NEXT_GROUPS]
-        return min([timeout, *((us - self._clock.now_us()) / 1e6 for us in due)])
+        now_us = self._clock.now_us()
+        return [
+            (us - now_us) / 1e6
+            for n, (queue, us) in enumerate(groups, 1)
+            if queue in queues or n == NEXT_GROUPS
+        ]
 
 
 def from_url(address: Address, clock: Clock | None) -> SQLiteEngine:
