@@ -23,13 +23,17 @@ JOBS = 10_000
 BUNDLE = 250
 WORKERS = 4
 KILL_EVERY = 0.5
+KILLS = 30  # about as many as there is time for on a machine that does nothing else
 RESTARTS = 3
 RESTART_EVERY = 3.0
 HERE = Path(__file__).parent
 
 
 class Fleet:
-    """Worker processes of which one dies every half a second, if anything ran meanwhile, and is replaced."""
+    """Worker processes of which one dies every half a second, if anything ran meanwhile, and is replaced.
+
+    Not for ever: where few jobs are left, each start of one would be a kill, and their pauses become minutes.
+    """
 
     def __init__(self, url: str, ledger: Path) -> None:
         self._ledger = ledger
@@ -43,7 +47,7 @@ class Fleet:
 
     async def keep_killing(self) -> None:
         size = 0
-        while True:
+        while self.killed < KILLS:
             await asyncio.sleep(KILL_EVERY)
             while size == (size := self._ledger.stat().st_size):  # none has started: it is busy here
                 await asyncio.sleep(0.05)
