@@ -286,6 +286,8 @@ class Call(Generic[P, R_co]):
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
         job = self._task.make_job(args, kwargs, self._fields, self._names)
+        if self._refuses:
+            check_unique(self._task.name, job)
         if self._tx is UNSET:
             receipt = await self._task.client.aput(job, wait=self._wait)
         else:
@@ -294,6 +296,8 @@ class Call(Generic[P, R_co]):
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R_co]:
         job = self._task.make_job(args, kwargs, self._fields, self._names)
+        if self._refuses:
+            check_unique(self._task.name, job)
         client = self._task.client
         if self._tx is UNSET:
             receipt = client.wait(client.aput(job, wait=self._wait))
@@ -666,6 +670,13 @@ def check_alone(name: str, refuses: bool) -> None:
         raise BadSetting(
             f'{name}: on_conflict="refuse" goes with enqueue() and aenqueue() of one job: among many, look '
             f"at `created` of their handles"
+        )
+
+
+def check_unique(name: str, job: Envelope) -> None:
+    if job.unique is None:
+        raise BadSetting(
+            f'{name}: on_conflict="refuse" of what?  Give unique= as well, here or with the task'
         )
 
 

@@ -57,6 +57,18 @@ def test_among_many_nothing_could_be_refused_alone() -> None:
         bill.using(on_conflict="replace")
 
 
+def test_without_a_unique_key_there_is_no_conflict_to_refuse() -> None:
+    app = App("memory://")
+
+    @app.task
+    def send() -> None: ...
+
+    with pytest.raises(BadSetting, match="Give unique= as well"):
+        send.using(on_conflict="refuse").enqueue()
+    send.using(on_conflict="refuse", unique="one").enqueue()
+    app.close()
+
+
 def test_synchronous_code_is_refused_as_well() -> None:
     app = App("memory://")
     refusing = bill_of(app).using(on_conflict="refuse")

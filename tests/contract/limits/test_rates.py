@@ -178,6 +178,11 @@ async def test_a_rate_that_means_nothing_is_named_as_it_was_written(rate: str) -
     assert str(refused.value).startswith(f"a rate of {rate!r}?  Write how many in which time")
 
 
+async def test_a_prefix_of_tasks_is_refused() -> None:
+    with pytest.raises(BadSetting, match=r"begin with 'mail\.'.*only keys have prefixes"):
+        await App("memory://").limits.aput(task="mail.*", at_once=1)
+
+
 @pytest.mark.parametrize("name", ["k*", "*"])
 async def test_what_is_for_many_keys_is_limited_and_not_paused(name: str) -> None:
     app = App("memory://")

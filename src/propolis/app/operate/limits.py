@@ -236,4 +236,8 @@ def _place(key: str | None, task: str | None, queue: str | None) -> tuple[Scope,
         raise BadSetting(
             'what is limited?  Give a key, or a task=, or a queue=; or "*" and a task=, for each key of it'
         )
+    if task is not None and task.endswith(EACH):
+        raise BadSetting(
+            f"tasks whose names begin with {task[:-1]!r}?  Name each task: only keys have prefixes"
+        )
     return place_of(queue, task, key)
