@@ -21,6 +21,7 @@ from propolis.testing.engines.samples import HOLDER, a_job
 EVERY = timedelta(seconds=20)
 LONG = timedelta(hours=9)
 PREFIX_RULE = Rule(RuleKind.LIMIT, Scope.KEY, "t*", 1)
+KEY_RULE = Rule(RuleKind.LIMIT, Scope.KEY, "t1", 1)
 TASK_RULE = Rule(RuleKind.LIMIT, Scope.TASK_KEY, task_key("tests.echo", "*"), 1)
 RATE = Rule(RuleKind.LIMIT, Scope.KEY, "t*", UNBOUNDED, every=EVERY)
 
@@ -193,3 +194,36 @@ async def test_of_many_keys_those_go_on_that_have_room_again(
     await engine.settle([(lease, Done()) for lease in found if lease not in ended])
     assert (await engine.queues())["default"].total == 0
     assert not {key for key in await keys(link, prefix) if "freed" in key}
+
+
+STRAY = "0" * 32
+
+
+@pytest.mark.parametrize("rule", [PREFIX_RULE, TASK_RULE, KEY_RULE], ids=["t*", "task", "t1"])
+async def test_a_count_heals_by_itself(engine: RedisEngine, link: RedisLink, prefix: str, rule: Rule) -> None:
+    """L7: code that does not know the limit has ended the run, and left its id in the set."""
+    await engine.add_rule(rule)
+    await link.command("SADD", f"{prefix}:limited:key:t1", STRAY)
+    await put(engine, "t1", "t1")
+    assert await start(engine) == []
+
+    await engine.sweep()
+    assert len(await start(engine)) == 1
+
+    await engine.sweep()
+    assert await start(engine) == []
+
+
+async def test_each_sweep_looks_at_few_of_those_that_are_counted(
+    engine: RedisEngine, link: RedisLink, prefix: str
+) -> None:
+    await engine.add_rule(PREFIX_RULE)
+    await link.command("SADD", f"{prefix}:limited:key:t1", *[f"stray-{n}" for n in range(10)])
+    await put(engine, "t1")
+    left = []
+    for _ in range(4):
+        assert await start(engine) == []
+        await engine.sweep()
+        left.append(await link.command("SCARD", f"{prefix}:limited:key:t1"))
+    assert left == [7, 4, 1, 0]
+    assert len(await start(engine)) == 1
