@@ -227,3 +227,31 @@ async def test_each_sweep_looks_at_few_of_those_that_are_counted(
         left.append(await link.command("SCARD", f"{prefix}:limited:key:t1"))
     assert left == [7, 4, 1, 0]
     assert len(await start(engine)) == 1
+
+
+async def test_what_limits_count_is_repaired_in_bites(
+    engine: RedisEngine, link: RedisLink, prefix: str
+) -> None:
+    """L7: what runs still counts."""
+    of_task = Rule(RuleKind.LIMIT, Scope.TASK, "tests.echo", 2)
+    for rule in (PREFIX_RULE, of_task):
+        await engine.add_rule(rule)
+    await put(engine, "t1", "t2", "t2")
+    first, _ = await start(engine)
+    assert await engine.repair(mend=True) == []
+    strays = [f"stray-{n}" for n in range(1200)]
+    await link.command("SADD", f"{prefix}:limited:key:t1", *strays)
+    await link.command("SADD", f"{prefix}:limited:task:tests.echo", STRAY)
+    await link.command("SADD", f"{prefix}:limited:key:t2", first.id)  # it runs, under another key
+
+    found = await engine.repair(mend=False)
+
+    assert set(found) == {
+        *(f"job {stray} was counted under key:t1, and does not run" for stray in strays),
+        f"job {STRAY} was counted under task:tests.echo, and does not run",
+        f"job {first.id} was counted under key:t2, and does not run",
+    }
+    assert len(await engine.repair(mend=True)) == len(found) == 1202
+    assert await engine.repair(mend=False) == []
+    for count, n in (("key:t1", 1), ("key:t2", 1), ("task:tests.echo", 2)):
+        assert await link.command("SCARD", f"{prefix}:limited:{count}") == n

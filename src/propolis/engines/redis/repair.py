@@ -55,6 +55,7 @@ async def repair(call: RunsScripts, *, mend: bool, alone: bool) -> list[str]:
     sentences = await _jobs(call, mend=mend)
     async for queue in _queues(call):
         sentences += await _places(call, queue, mend=mend)
+    sentences += await _strays(call, mend=mend)
     if alone:
         sentences += await _keys(call, mend=mend)
         async for batch in _batches(call):
@@ -189,6 +190,28 @@ async def _places(call: RunsScripts, queue: bytes, *, mend: bool) -> list[str]:
         for place, n in found.items()
         for _ in range(n)
     ]
+
+
+# --- what limits count -------------------------------------------------------------------------
+
+
+async def _strays(call: RunsScripts, *, mend: bool) -> list[str]:
+    """What a limit counts though it does not run, where there is a job that the limit may keep back."""
+    counts: set[bytes] = set()
+    cursor = b"0"
+    while True:
+        cursor, names = await call("counts_of_limits", cursor, BITE, reads=True)
+        counts.update(names)
+        if cursor == b"0":
+            break
+    found: dict[tuple[bytes, bytes], None] = {}
+    for on in sorted(counts):
+        while True:
+            cursor, strays = await call("strays", on, cursor, BITE, int(mend), reads=not mend)
+            found.update(dict.fromkeys((on, stray) for stray in strays))
+            if cursor == b"0":
+                break
+    return [f"job {_text(stray)} was counted under {_text(on)}, and does not run" for on, stray in found]
 
 
 # --- unique keys and batches -------------------------------------------------------------------
