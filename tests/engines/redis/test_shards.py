@@ -542,6 +542,23 @@ async def test_what_one_shard_owns_is_forgotten_when_nothing_runs_there(
     assert await owned(link, prefix) == 0
 
 
+@pytest.mark.parametrize("shard", range(COUNT))
+async def test_what_a_limit_counts_in_any_shard_heals_by_itself(
+    engine: ShardedEngine, link: RedisLink, prefix: str, shard: int
+) -> None:
+    """L7: code that does not know the limit has ended a run there, and left its id in the set."""
+    await engine.add_rule(Rule(RuleKind.LIMIT, Scope.KEY, "t*", 1))
+    await link.command("SADD", f"{{{prefix}:{shard}}}:limited:key:t1", "stray")
+    await engine.put([a_job(queue=QUEUES[2], key="t1"), a_job(queue=QUEUES[2], key="t1")])
+    leases = await take(engine, *QUEUES)
+
+    for _ in range(2):
+        await engine.sweep()
+        leases += await take(engine, *QUEUES)
+
+    assert len(leases) == 1
+
+
 async def owned(link: RedisLink, prefix: str) -> int:
     names = ["owned", "owned_since", "owners"]
     counts = [

@@ -578,24 +578,26 @@ local function strays_among(on, ids)
     return strays
 end
 
--- Take strays out of a few counts by chance, of those for which something waits or, where there are shards, that are
--- owned here: so each of them is found in the end, and no lease has to look for them.
+-- Take those out of a count that are strays among a few by chance; gives whether there were any.
+local function drop_few_strays(on)
+    local strays = strays_among(on, redis.call('SRANDMEMBER', limited_by(on), 3))
+    in_chunks('SREM', limited_by(on), strays)
+    return #strays > 0
+end
+
+-- The same for a few counts by chance, of those for which something waits or, where there are shards, that are owned
+-- here: so each stray is found in the end, and no lease has to look for it.
 local function drop_some_strays()
-    local function look(on)
-        local strays = strays_among(on, redis.call('SRANDMEMBER', limited_by(on), 3))
-        in_chunks('SREM', limited_by(on), strays)
-        return #strays > 0
-    end
     for _, queue in ipairs(redis.call('SRANDMEMBER', base .. 'holding', 5)) do
         for _, group in ipairs(redis.call('SRANDMEMBER', of_queue(queue, 'holds'), 20)) do
-            if look((group:gsub('^task_key:.- ', 'key:', 1))) then
+            if drop_few_strays((group:gsub('^task_key:.- ', 'key:', 1))) then
                 redis.free_groups(queue, {group})
                 wake(queue)
             end
         end
     end
     for _, on in ipairs(send and redis.call('ZRANDMEMBER', base .. 'owned_since', 20) or {}) do
-        if look(on) then
+        if drop_few_strays(on) then
             wake_for('key')
         end
     end
