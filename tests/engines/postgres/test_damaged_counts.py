@@ -7,7 +7,7 @@ import pytest
 
 from propolis.core.batch import Batch
 from propolis.core.job import Dead, Done
-from propolis.core.protocols import Rule, RuleKind, Scope
+from propolis.core.protocols import EACH, Rule, RuleKind, Scope, task_key
 from propolis.engines.postgres.engine import PostgresEngine
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines.samples import HOLDER, SPAN, a_job
@@ -74,4 +74,52 @@ async def test_one_damaged_count_of_a_queue_stops_no_call(
     assert (await engine.queues())["good"].put == there + 1
     await engine.repair(mend=True)
     assert await engine.repair(mend=False) == []
+    await engine.close()
+
+
+RULES = {
+    "kind": "'junk'",
+    "scope": "'junk'",
+    "name": "'no task and no key'",
+    "n": "-1",
+    "set_us": str(2**63 - 1),
+    "until_us": str(2**63 - 1),
+    "every_us": str(2**63 - 1),
+    "burst": "NULL",
+    "set_by": "repeat('x', 10000)",
+}
+
+
+@pytest.mark.parametrize("column", RULES)
+async def test_one_damaged_rule_hides_no_other(
+    postgres_url: str, schema: str, connection: asyncpg.Connection, clock: FakeClock, column: str
+) -> None:
+    """Whoever asked for rules was refused all of them, and some stopped each lease of their queue.
+
+    A page without it is no shorter, since a short one ends a walk.
+    """
+    engine = await PostgresEngine(postgres_url, schema=schema, clock=clock).open()
+    name = task_key("t", EACH)
+    for rule in (
+        Rule(RuleKind.CAP, Scope.QUEUE, "a", 1),
+        Rule(RuleKind.LIMIT, Scope.TASK_KEY, name, 1, every=SPAN),
+        Rule(RuleKind.PAUSE, Scope.QUEUE, "b"),
+        Rule(RuleKind.PAUSE, Scope.QUEUE, "c"),
+    ):
+        await engine.add_rule(rule)
+    await connection.execute(f"UPDATE \"{schema}\".rule SET {column} = {RULES[column]} WHERE kind = 'limit'")
+
+    shown = [rule.name for rule in await engine.rules()]
+    assert [each for each in shown if each in "abc"] == ["a", "b", "c"]
+    assert len(shown) == (4 if column in ("set_us", "until_us") else 3)
+    pages, after = [], None
+    while page := await engine.rules(limit=1, after=after):
+        pages += [rule.name for rule in page]
+        after = page[-1]
+    assert pages == shown
+    await engine.put([a_job(), a_job(task="t", key="k")])
+    leases = await engine.lease({"default": 10}, span=SPAN, holder=HOLDER)
+    assert len(leases) == 2
+    assert await engine.settle([(lease, Done()) for lease in leases]) == []
+    await engine.sweep(by="sweeper-1")
     await engine.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import count, repeat
@@ -18,6 +19,7 @@ from propolis.engines.postgres.client import Row, SchemaRefused, session_of
 from propolis.engines.shared.damaged import batch_as_opened, decoded
 from propolis.errors import BadSetting, BatchSealed, EngineUnavailable, PropolisError, QueueFull, UnknownBatch
 
+log = logging.getLogger("propolis.postgres")
 _error = msgspec.json.Decoder(Error)
 _progress = msgspec.json.Decoder(Progress)
 _history = msgspec.json.Decoder(list[tuple[int, str, int, int, str, Any]])
@@ -195,7 +197,19 @@ def counts_of(row: Row) -> Counts:
     return Counts(**{name: row[name] for name in Counts.__struct_fields__})
 
 
-def rule_of(row: Row) -> Rule:
+def sound_rules(rows: Sequence[Row]) -> list[Rule]:
+    """Without those that cannot be: the log names them (L7)."""
+    rules = []
+    for row in rows:
+        try:
+            rules.append(_rule_of(row))
+        except (BadSetting, ValueError, TypeError, OverflowError) as error:
+            place = (row["kind"], row["scope"], row["name"])
+            log.error("the rule %r is damaged, and left out of what is shown: %s", place, error)
+    return rules
+
+
+def _rule_of(row: Row) -> Rule:
     every_us = row["every_us"]
     return Rule(
         RuleKind(row["kind"]),

@@ -61,7 +61,7 @@ from propolis.engines.postgres.answers import (
     place_of,
     refusal_of,
     renewal_of,
-    rule_of,
+    sound_rules,
 )
 from propolis.engines.postgres.callers import Caller, caller_of
 from propolis.engines.postgres.client import (
@@ -628,8 +628,14 @@ class PostgresEngine(FromExchange, PostgresFeeds):
 
     async def rules(self, *, limit: int = 1000, after: Rule | None = None) -> list[Rule]:
         place = (None, None, None) if after is None else (after.kind, after.scope, after.name)
-        rows = await self._read("rules", self._at(), limit, *place)
-        return [rule_of(row) for row in rows]
+        found: list[Rule] = []
+        while (want := limit - len(found)) > 0:  # a page with fewer rules than were asked for is the last one
+            rows = await self._read("rules", self._at(), want, *place)
+            found += sound_rules(rows)
+            if len(rows) < want:
+                break
+            place = tuple(rows[-1][name] for name in ("kind", "scope", "name"))
+        return found
 
     async def tokens(self, rule: Rule, name: str) -> Tokens:
         rate, scope = rate_in(rule), Scope.KEY if rule.scope is Scope.TASK_KEY else rule.scope

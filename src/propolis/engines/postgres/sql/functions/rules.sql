@@ -28,6 +28,11 @@ CREATE FUNCTION bounded(full_us bigint, now_us bigint, every_us bigint, burst in
     SELECT least(full_us, now_us + every_us * burst)
 $$;
 
+-- Whether this can be a limit: one that is damaged is as if it were not there, so that it stops no lease of others (L7).
+CREATE FUNCTION can_be_counted_with(n integer, every_us bigint, burst integer) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$  -- it is inlined
+    SELECT n >= 0 AND (every_us IS NULL OR (every_us > 0 AND burst > 0 AND every_us::numeric * burst <= 3200000000000000))
+$$;
+
 -- When there is a token in it.
 CREATE FUNCTION next_token(full_us bigint, now_us bigint, every_us bigint, burst integer) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
     SELECT greatest(now_us, bounded(full_us, now_us, every_us, burst) - (burst - 1) * every_us)
@@ -72,7 +77,8 @@ BEGIN
                    SELECT 2, 'key', left(g.key, e) || '*' FROM unnest(lengths) AS e WHERE g.key IS NOT NULL UNION ALL
                    SELECT 3, 'task_key', left(g.name, strpos(g.name, ' ')) || '*' WHERE g.scope = 'task_key') AS f,
                    LATERAL (SELECT u.n, u.every_us, u.burst FROM rule AS u WHERE u.kind = 'limit' AND u.scope = f.scope AND u.name = f.name
-                               AND (u.until_us IS NULL OR u.until_us > t.now_us) LIMIT 1) AS r  -- by its key, whatever the statistics say
+                               AND (u.until_us IS NULL OR u.until_us > t.now_us)
+                               AND can_be_counted_with(u.n, u.every_us, u.burst) LIMIT 1) AS r  -- by its key, whatever the statistics say
                 ORDER BY f.turn, length(f.name) DESC LIMIT 1) AS l ON g.scope <> 'task_key' OR l.turn = 3;
 END $$;
 
