@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from propolis.contract import UNBOUNDED, Durability, Rule, RuleKind, Scope, StoreEngine
 from propolis.core.clock import SystemClock
 from propolis.core.job import DONE
-from propolis.core.protocols import MAX_PREFIXES
+from propolis.core.protocols import BITE, MAX_PREFIXES
 from propolis.engines.memory import MemoryEngine
 from propolis.engines.shared.book.engine import BookEngine
 from propolis.engines.shared.book.store import HeldTable
@@ -42,6 +43,12 @@ class HeldStore(HeldTable):
 
 def kinds(table: HeldTable) -> set[str]:
     return {name.split("\0")[0] for name, _ in table.range("", "\U0010ffff", 10**6)}
+
+
+def table_of(engine: BookEngine, store: HeldStore) -> HeldTable:
+    table = engine._book.pages.table if isinstance(engine, MemoryEngine) else store
+    assert isinstance(table, HeldTable)
+    return table
 
 
 @pytest.fixture
@@ -78,9 +85,11 @@ async def test_buckets_that_are_full_are_forgotten(
 
     counts = (await engine.queues())["default"]
     assert (counts.total, counts.deleted) == (0, 250)
-    table = engine._book.pages.table if isinstance(engine, MemoryEngine) else store
-    assert isinstance(table, HeldTable)
-    assert kinds(table) & {"bucket", "bucket-end", "turn", "held-by", "held-of", "walk", "thaw"} == set()
+    assert (
+        kinds(table_of(engine, store))
+        & {"bucket", "bucket-end", "turn", "held-by", "held-of", "walk", "thaw"}
+        == set()
+    )
 
 
 async def test_whoever_waits_is_woken_when_a_token_comes(engine: BookEngine, clock: FakeClock) -> None:
@@ -155,3 +164,21 @@ async def test_a_token_that_came_wakes_nobody_again_while_its_queue_is_paused(
         assert await engine.lease({"default": 9}, span=timedelta(days=1), holder=HOLDER) == []
         woken = await engine.wait(["default"], 0.01)
     assert not woken
+
+
+@pytest.mark.parametrize("rate", [{"n": 1}, {"n": UNBOUNDED, "every": EVERY}], ids=["number", "rate"])
+async def test_room_for_one_lets_few_of_thousands_go(
+    engine: BookEngine, store: HeldStore, clock: FakeClock, rate: dict[str, Any]
+) -> None:
+    """L5: one for the job that ended, and one for the token that came."""
+    await engine.add_rule(Rule(RuleKind.LIMIT, Scope.KEY, "k", **rate))
+    await engine.put([a_job(key="k") for _ in range(2 * BITE)])
+    [running] = await engine.lease({"default": 1}, span=timedelta(days=1), holder=HOLDER)
+    assert await engine.lease({"default": BITE}, span=timedelta(days=1), holder=HOLDER) == []
+    table = table_of(engine, store)
+    assert len(table.range("held-by\0", "held-by\1", 3 * BITE)) == 2 * BITE - 1
+
+    clock.advance(EVERY)
+    await engine.settle([(running, DONE)])
+    assert len(await engine.lease({"default": 1}, span=timedelta(days=1), holder=HOLDER)) == 1
+    assert len(table.range("held-by\0", "held-by\1", 3 * BITE)) >= 2 * BITE - 3

@@ -81,6 +81,7 @@ class Book(StoreBook):
         return lines
 
     def place(self, entry: StoredEntry, *, front: bool = False) -> None:
+        left_line = self.ruled and self._stood(entry)
         if front or entry.due_us > self.now_us or entry.expires_us is not None:
             super().place(entry, front=front)
         else:
@@ -92,8 +93,10 @@ class Book(StoreBook):
             if line is None:
                 line = lines.add_line(priority)
             line.append((place, entry))
-            if entry.joined or self._stored or self.ruled:
+            if entry.joined or self._stored:
                 self._save_unmarked(entry)
+        if left_line:
+            self.let_next_go(entry)
         self._waiters.wake(entry.queue)
 
     def save(self, entry: StoredEntry) -> None:
@@ -101,17 +104,22 @@ class Book(StoreBook):
             self._leases.remove(entry)
             self._leases.add(entry)
             return
-        if entry.state is not State.READY:
+        is_set_aside, has_ended = entry.by is not None, entry.state is not State.READY
+        left_line = self.ruled and (is_set_aside or has_ended) and self._stood(entry)
+        if has_ended:
             entry.place = None
         self._mark(entry, marks_at_rest(entry))
-        if self.ruled:
+        if left_line:
             self.let_next_go(entry)
 
     def _save_unmarked(self, entry: StoredEntry) -> None:
         if entry.joined or entry.job.id in self._stored:
             self._mark(entry, set())
-        if self.ruled:
-            self.let_next_go(entry)
+
+    def _stood(self, entry: StoredEntry) -> bool:
+        """Did it stand in line, when its marks or its place were last written?"""
+        marks, _ = self._stored.get(entry.job.id, (set(), []))
+        return any(mark.startswith("line\0") for mark in marks) if marks else entry.place is not None
 
     def _count(self, tallies: list[Tally], by: int) -> None:
         """What waits its turn or runs is counted without."""
@@ -146,11 +154,14 @@ class Book(StoreBook):
         return super().lease(claim)
 
     def started(self, entry: StoredEntry) -> None:
+        left_line = self.ruled and self._stood(entry)
         entry.place = None
         self._leases.add(entry)
         self._uncounted[entry.seq] = entry
-        if entry.joined or self._stored or self.ruled:
+        if entry.joined or self._stored:
             self._save_unmarked(entry)
+        if left_line:
+            self.let_next_go(entry)
 
     def stopped(self, entry: StoredEntry) -> None:
         self._leases.remove(entry)
@@ -159,6 +170,8 @@ class Book(StoreBook):
                 self._running[scope] -= 1
                 if not self._running[scope]:
                     del self._running[scope]
+        if self.ruled:
+            self.let_next_go(entry)
 
     def running_in(self, scope: Scope, name: str) -> int:
         if self._uncounted:
@@ -175,6 +188,7 @@ class Book(StoreBook):
 
     def forget(self, entry: StoredEntry) -> None:
         seq, job_id = entry.seq, entry.job.id
+        left_line = self.ruled and self._stood(entry)
         if job_id in self._stored:
             self._unmark(entry)
         del self.entries[job_id], self.lines[entry.queue].entries[seq]
@@ -183,7 +197,7 @@ class Book(StoreBook):
         if not piece and piece is not self._numbered.newest:
             self._numbered.drop(seq // PIECE)
         entry.place = None
-        if self.ruled:
+        if left_line:
             self.let_next_go(entry)
 
     def move(self, entry: StoredEntry, queue: str) -> None:

@@ -12,7 +12,7 @@ from propolis.core.protocols import LIMIT_SCOPES, UNBOUNDED, Engine, Rule, RuleK
 from propolis.errors import BadSetting
 from propolis.testing.clock import FakeClock
 from propolis.testing.engines.promises.ruling import NAMES, a_ruled_job
-from propolis.testing.engines.samples import HOLDER, SPAN
+from propolis.testing.engines.samples import HOLDER, SPAN, a_job
 from propolis.testing.engines.steps import (
     A_MOMENT,
     HOUR,
@@ -408,6 +408,22 @@ class RatingPromise:
         clock.advance(EVERY * 3 / 4)
         await engine.sweep()
         assert await started(engine) == ids[2:3]
+        assert await started(engine) == []
+        assert (await engine.sweep()).next_in == EVERY
+
+    async def test_a_sweep_tells_of_the_next_token_where_a_full_worker_took_the_last(
+        self, engine: Engine, clock: FakeClock
+    ) -> None:
+        """L1: what waits for it was seen before."""
+        await engine.add_rule(a_rate(Scope.KEY, "k"))
+        await engine.put([a_job(n, key="k") for n in range(4)])
+        assert len(await started(engine)) == 1
+        assert (await engine.sweep()).next_in == EVERY
+
+        clock.advance(EVERY)
+        await take_one(engine, span=LONG)
+        assert (await engine.sweep()).next_in == EVERY
+
         assert await started(engine) == []
         assert (await engine.sweep()).next_in == EVERY
 
