@@ -25,7 +25,6 @@ from propolis.engines.redis.client.link import RedisLink
 from propolis.engines.redis.client.target import target_of
 from propolis.engines.redis.engine import RedisEngine
 from propolis.engines.redis.shards.engine import ShardedEngine, from_url
-from propolis.engines.redis.shards.putting import MAX_FRESH, FreshIds
 from propolis.engines.redis.shards.shard import Owed, Post
 from propolis.engines.redis.shards.shard_map import ShardMap
 from propolis.errors import BadSetting, EngineError, MemoryFull, QueueFull, StorageNotReady
@@ -774,25 +773,6 @@ async def test_an_id_that_this_process_has_made_and_put_is_known_in_all_shards(
         await engine.settle([(lease, Done(emit=(job,)))])
 
     assert await engine.put([replace(job, queue=QUEUES[1])]) == [Receipt(job.id, False)]
-
-
-def test_what_is_fresh_is_fresh_once() -> None:
-    """I1: an id that was put is looked for the next time, also when so many were put that it is forgotten."""
-    fresh = FreshIds()
-    job, other = a_job(), a_job()
-    assert fresh.all_fresh([job, other])
-    assert not fresh.all_fresh([job])
-    assert not fresh.all_fresh([a_job(), job])
-    assert not fresh.all_fresh([a_job(id="given")])
-    assert not fresh.all_fresh([a_job(unique="k")])
-    twice = a_job()
-    assert not fresh.all_fresh([twice, twice])
-    late = a_job()
-    for _ in range(MAX_FRESH // 1000 + 1):
-        fresh.all_fresh([a_job() for _ in range(1000)])
-    assert not fresh.all_fresh([job])
-    assert not fresh.all_fresh([late])  # nobody put it, but it is as old as others that were forgotten
-    assert fresh.all_fresh([a_job()])
 
 
 async def test_a_message_that_cannot_be_understood_stops_no_others(
